@@ -21,8 +21,7 @@ static __thread int top, stack_size;
 static pthread_key_t stack_key;
 static pthread_once_t stack_once = PTHREAD_ONCE_INIT;
 
-/* -- files, numbers -------------------------------------------------------------------------------------------------
- */
+/* -- files, numbers ------------------------------------------------------------------------------------------------ */
 
 static void note(const char *variable, const char *symbol, const char *more) {
     const char *path = getenv(variable);
@@ -50,8 +49,7 @@ long long fake_number(const char *variable, long long otherwise) {
     return text && *text ? atoll(text) : otherwise;
 }
 
-/* -- objects ----------------------------------------------------------------------------------------------------------
- */
+/* -- objects ------------------------------------------------------------------------------------------------------- */
 
 static int by_address(const void *a, const void *b) { return a < b ? -1 : a > b; }
 
@@ -74,8 +72,7 @@ int fake_valid(const void *handle, enum fake_kind kind) {
 
 void fake_drop(void *handle) { tdelete(handle, &valid, by_address); }
 
-/* -- start, errors, symbols
- * --------------------------------------------------------------------------------------------- */
+/* -- start, errors, symbols ---------------------------------------------------------------------------------------- */
 
 static void in_child(void) {
     forked = initialized;
@@ -144,7 +141,7 @@ CUresult cuGetProcAddress_v2(const char *name, void **symbol, int32_t version, u
         if (v->version > version || (v->per_thread && !(flags & CU_GET_PROC_ADDRESS_PER_THREAD)))
             continue;
         if (!best || v->per_thread >= best->per_thread)
-            best = v; /* those of one kind are in order of version */
+            best = v; /* variants of one type are in order of version */
     }
     *symbol = best ? best->symbol : NULL;
     if (status)
@@ -165,8 +162,7 @@ CUresult cuGetExportTable(void *table, void *id) {
     return CUDA_ERROR_NOT_FOUND;
 }
 
-/* -- devices
- * -------------------------------------------------------------------------------------------------------------- */
+/* -- devices ------------------------------------------------------------------------------------------------------- */
 
 int fake_device(CUdevice device) {
     if (!initialized || forked)
@@ -314,8 +310,7 @@ CUresult cuDeviceGetP2PAttribute(int32_t *value, int32_t attribute, CUdevice dev
     return error;
 }
 
-/* -- contexts
- * --------------------------------------------------------------------------------------------------------------- */
+/* -- contexts ------------------------------------------------------------------------------------------------------ */
 
 static int is_context(CUcontext context) { return context >= fake_contexts && context < fake_contexts + devices; }
 

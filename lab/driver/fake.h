@@ -1,19 +1,24 @@
-/* What the parts of the fake driver share: a driver without a GPU, for tests of layer and worker.
+/* Declarations of the fake driver: a CUDA driver without a GPU, for tests of layer and worker.
  *
- * It is asynchronous as a real one: each stream has a thread, which runs the stream's operations in order, and where
- * FAKE_SEED is not 0 waits a random short time before each. So bytes come late, and whoever relies on an order that
- * nobody promised sees wrong ones. Where a real driver blocks its caller, the fake blocks, too, and says so
- * (FAKE_BLOCKED).
+ * It is asynchronous like a real one: each stream has a thread that runs the stream's operations in order. With a
+ * FAKE_SEED other than 0, the thread waits a random short time before each operation. So data arrives late, and a
+ * program that relies on an order without a guarantee reads wrong data. If a real driver blocks its caller, the fake
+ * driver also blocks, and logs the call (FAKE_BLOCKED).
  *
- * Device memory is memory of this process at the same addresses. Kernels are those of text images; see fake_image.c.
+ * Device memory is memory of this process at the same addresses. Kernels come from text images; see fake_image.c.
  *
- *     FAKE_DEVICES  how many (2)           FAKE_MEMORY   bytes of each (8 GiB)      FAKE_SEED  of the delays (0: none)
- *     FAKE_VERSION  of the driver (13000)  FAKE_LOG      file: calls that it lacks
- *     FAKE_GATES    0: streams do not wait at words of memory (1)
- *     FAKE_PEERS    0: no device reads another's memory (1)
- *     FAKE_WEAK     1: pageable copies with Async are late, cuMemFreeHost waits for nothing, and small copies from
- * pinned memory pass what only the order of the legacy stream puts before them, as on an H200 (0) FAKE_BLOCKED  file: a
- * line for each call that blocked for other work, with "main" or "thread"
+ * Variables, with their defaults:
+ *
+ *     FAKE_DEVICES 2     number of devices
+ *     FAKE_MEMORY 8 GiB  bytes of each device
+ *     FAKE_SEED 0        seed of the delays; 0: no delays
+ *     FAKE_VERSION 13000 version of the driver
+ *     FAKE_LOG           file for the names of missing calls
+ *     FAKE_GATES 1       0: streams do not wait at words of memory
+ *     FAKE_PEERS 1       0: no device reads another's memory
+ *     FAKE_WEAK 0        1: as on an H200, pageable Async copies are late, cuMemFreeHost does not wait, and small
+ *                        copies from pinned memory overtake work that only the legacy stream orders before them
+ *     FAKE_BLOCKED       file: a line for each call that blocked for other work, with "main" or "thread"
  *
  * Locks: `fake_lock` for all objects and queues, `fake_memory` for the table of addresses; the second may be taken
  * while the first is held, never the other way round.
@@ -74,7 +79,7 @@ enum fake_kind {
     FAKE_EXEC
 };
 
-struct fake_object { /* first member of what handles point to */
+struct fake_object { /* first member of each object that a handle points to */
     enum fake_kind kind;
     struct CUctx_st *context;
     unsigned life; /* of the context: objects of a context before its reset are invalid */
@@ -88,11 +93,11 @@ struct CUctx_st {
     size_t limits[CU_LIMITS];
     int cache, shared_size; /* configurations */
     struct CUstream_st *legacy, *streams;
-    char *printed; /* what kernels printed since the last synchronization */
+    char *printed; /* output of kernels since the last synchronization */
     size_t nprinted;
 };
 
-/* One operation of a stream. Who waits for it holds a reference. */
+/* One operation of a stream. A waiting thread holds a reference. */
 struct fake_op {
     int refs, done;
     double time;                    /* seconds, when done */
@@ -134,7 +139,7 @@ extern pthread_cond_t fake_moved;
 extern pthread_rwlock_t fake_memory;
 extern struct CUctx_st fake_contexts[FAKE_MOST_DEVICES];
 
-/* -- fake.c --- */
+/* -- fake.c -------------------------------------------------------------------------------------------------------- */
 
 /* A call that the fake does not have: NOT_SUPPORTED. */
 int fake_absent(const char *symbol);
@@ -168,7 +173,7 @@ int fake_valid(const void *handle, enum fake_kind kind);
 void fake_drop(void *handle); /* the handle is invalid; the memory stays */
 void fake_end_life(CUcontext context);
 
-/* -- fake_stream.c --- */
+/* -- fake_stream.c ------------------------------------------------------------------------------------------------- */
 
 /* The stream that a handle means in the current context, or a code. fake_lock held. */
 int fake_stream(CUstream handle, CUcontext context, CUstream *stream);
@@ -177,24 +182,24 @@ struct fake_op *fake_op(CUcontext context, int (*run)(struct fake_op *));
 void fake_enqueue(CUstream stream, struct fake_op *op, int keep, const char *symbol);
 void fake_unref(struct fake_op *op); /* lock held */
 void fake_wait(struct fake_op *op);  /* lock held; drops the caller's reference */
-/* Wait for all work of a context; lock held. `symbol`: say so if there was any. */
+/* Wait for all work of a context; lock held. `symbol`: log the call if there was work. */
 void fake_wait_all(CUcontext context, const char *symbol);
 /* Wait for a stream's work; lock held. */
 void fake_wait_stream(CUstream stream, const char *symbol);
 void fake_flush(CUcontext context); /* printed text to stdout */
 void fake_end_streams(CUcontext context);
 
-/* -- fake_graph.c --- */
+/* -- fake_graph.c -------------------------------------------------------------------------------------------------- */
 
 int fake_set_condition(uint64_t handle, uint32_t value);
 /* Whether calls that are not safe during captures are an error in this thread; lock held. */
 int fake_forbids_unsafe_calls(void);
 
-/* -- fake_memory.c --- */
+/* -- fake_memory.c ------------------------------------------------------------------------------------------------- */
 
 /* Whether a kernel of the context may touch these bytes; fake_memory held. */
 int fake_reachable(CUcontext context, uint64_t address, uint64_t size);
-/* Device memory, outside of what programs see as theirs: globals of modules. 0: no room. */
+/* Device memory for globals of modules, which is not counted as the program's. 0: no room. */
 uint64_t fake_allocate(CUcontext context, uint64_t size);
 void fake_release(uint64_t address);
 void fake_end_memory(CUcontext context);

@@ -173,8 +173,7 @@ CUresult cuGraphAddDependencies(void *graph, void *from, void *to, size_t n) {
     return leave(CUDA_SUCCESS);
 }
 
-/* -- conditional nodes
- * ------------------------------------------------------------------------------------------------- */
+/* -- conditional nodes --------------------------------------------------------------------------------------------- */
 
 CUresult cuGraphConditionalHandleCreate(uint64_t *handle, void *graph, CUcontext other, uint32_t value,
                                         uint32_t flags) {
@@ -226,8 +225,7 @@ CUresult cuGraphAddNode(void **made, void *graph, void *after, size_t n, void *p
     return leave(CUDA_SUCCESS);
 }
 
-/* -- recording
- * ----------------------------------------------------------------------------------------------------------- */
+/* -- recording ----------------------------------------------------------------------------------------------------- */
 
 static void record(CUstream stream, struct fake_op *op) {
     struct fake_node *node = add(stream->graph, &stream->recorded, stream->recorded ? 1 : 0);
@@ -299,8 +297,7 @@ CUresult cuStreamEndCapture(CUstream handle, void **graph) {
     return leave(CUDA_SUCCESS);
 }
 
-/* -- executable graphs
- * ----------------------------------------------------------------------------------------------------- */
+/* -- executable graphs --------------------------------------------------------------------------------------------- */
 
 static struct fake_graph *copy(const struct fake_graph *from) {
     struct fake_graph *graph = fake_make(FAKE_GRAPH, sizeof *graph, from->object.context);

@@ -2,13 +2,15 @@
  *
  * An image is one of
  *
- *     text that begins with //FAKE    lines `kernel NAME SIZE ..` (bytes of its parameters) and `global NAME BYTES`;
- *                                     these kernels compute, see `KERNELS`
- *     a cubin (ELF)                   kernels from sections .text.NAME, parameters from .nv.info.NAME, globals from
- * symbols PTX                             kernels and parameters from .entry, globals from .global a fatbin, or a
- * wrapper of one   its uncompressed cubin or PTX; of others each name is found, as a kernel without parameters
+ *     text that begins with //FAKE   lines `kernel NAME SIZE ..` (bytes of its parameters) and `global NAME BYTES`;
+ *                                    these kernels compute, see `KERNELS`
+ *     cubin (ELF)                    kernels from sections .text.NAME, parameters from .nv.info.NAME, globals from
+ *                                    symbols
+ *     PTX                            kernels and parameters from .entry, globals from .global
+ *     fatbin, or a wrapper of one    its uncompressed cubin or PTX; in a compressed one each name is found, as a kernel
+ *                                    without parameters
  *
- * Kernels that the fake does not know do nothing, in their stream's time. Those of C++ are known by their plain names.
+ * Unknown kernels do nothing, in the order of their stream. C++ kernels are known by their plain names.
  */
 #include "fake.h"
 
@@ -64,8 +66,7 @@ struct CUkern_st {
 
 static struct CUctx_st no_context;
 
-/* -- reading images
- * ------------------------------------------------------------------------------------------------------ */
+/* -- reading images ------------------------------------------------------------------------------------------------ */
 
 static CUfunction find_function(CUmodule module, const char *name, size_t n) {
     for (CUfunction f = module->functions; f; f = f->next)
@@ -158,7 +159,7 @@ static uint64_t ptx_declared(const char *at, const char *end, uint32_t *align, c
             size_t length = word(at);
             if (!strncmp(at, ".align", 6)) {
                 unsigned value = (unsigned)strtoul(at + 6, (char **)&at, 10);
-                *align = size ? *align : value; /* behind a type: of what a pointer points to */
+                *align = size ? *align : value; /* after a type: the alignment of the pointer's target */
                 continue;
             }
             if (!size && strchr("busf", at[1]) && isdigit((unsigned char)at[2]))
@@ -264,7 +265,7 @@ static void read_frames(CUmodule module, const unsigned char *at, const unsigned
     }
 }
 
-/* What a section says about the kernel in its name. */
+/* Read the facts in a section about the kernel that its name contains. */
 static void read_section(CUmodule module, const Elf64_Shdr *section, const char *name, const unsigned char *bytes) {
     static const char *const KINDS[] = {".nv.info.", ".nv.shared."};
     int reserved = fake_attribute(CU_DEVICE_RESERVED_SHARED_PER_BLOCK, 0), bytes_shared = (int)section->sh_size;
@@ -418,8 +419,7 @@ static int load(CUmodule *module, const void *image) {
     return leave(error);
 }
 
-/* -- modules, libraries
- * ---------------------------------------------------------------------------------------------------- */
+/* -- modules, libraries -------------------------------------------------------------------------------------------- */
 
 CUresult cuModuleLoadData(CUmodule *module, const void *image) { return load(module, image); }
 
@@ -655,8 +655,7 @@ CUresult cuLibraryGetManaged(CUdeviceptr *address, size_t *size, CUlibrary libra
     return cuLibraryGetGlobal(address, size, library, name);
 }
 
-/* -- functions
- * --------------------------------------------------------------------------------------------------------------- */
+/* -- functions ----------------------------------------------------------------------------------------------------- */
 
 /* The function behind a handle, which may be a kernel's, in a context. */
 static CUfunction function_in(CUfunction function, CUcontext context) {
@@ -922,8 +921,7 @@ CUresult cuOccupancyMaxPotentialClusterSize(int32_t *n, CUfunction function, voi
     return leave(CUDA_SUCCESS);
 }
 
-/* -- kernels of the fake
- * --------------------------------------------------------------------------------------------------- */
+/* -- kernels of the fake ------------------------------------------------------------------------------------------- */
 
 static uint64_t param(const struct fake_op *op, int i) {
     uint64_t value = 0;
@@ -1044,7 +1042,7 @@ static const struct {
     {"count", kernel_count, 1},
 };
 
-/* Say whether a function has a name, perhaps one that C++ has mangled: _Z, its length, the name, and what follows. */
+/* Return true if a function has a name. C++ mangles it: _Z, the length of the name, the name, its parameters. */
 static bool is_named(const char *function, const char *name) {
     size_t n = strlen(name);
     if (strncmp(function, "_Z", 2) != 0)
@@ -1067,8 +1065,7 @@ static int run_kernel(struct fake_op *op) {
     return CUDA_SUCCESS;
 }
 
-/* -- launches
- * ------------------------------------------------------------------------------------------------------------------ */
+/* -- launches ------------------------------------------------------------------------------------------------------ */
 
 static int check_shape(const struct cu_launch_config *c, CUfunction function) {
     static const uint64_t GRID[3] = {2147483647, 65535, 65535}, BLOCK[3] = {1024, 1024, 64};

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #define PIECE ((uint64_t)2 << 20)
-#define FRESH 0xa5 /* new memory has no zeros: who reads what nobody wrote sees it */
+#define FRESH 0xa5 /* in new memory, so that a read before the first write shows */
 #define OF_STREAM (1u << 31)
 #define EARLY 24576 /* bytes of pinned memory that a weak driver reads at once if the stream has no work of its own */
 
@@ -68,7 +68,7 @@ static void drop(void **table, struct range *range) {
     free(range);
 }
 
-/* Whether all bytes are memory that a device may touch: by kernels those of other devices with leave alone. */
+/* Return true if a device may access all bytes. Kernels may access memory of other devices only with peer access. */
 static int covered(int device, uint64_t address, uint64_t size, int by_kernel) {
     while (size) {
         struct range *range = in(&ranges, address, 1);
@@ -105,10 +105,9 @@ static enum place place_of(uint64_t address) {
     return look(address, &range) ? range.place : 0;
 }
 
-/* -- allocations ------------------------------------------------------------------------------------------------------
- */
+/* -- allocations --------------------------------------------------------------------------------------------------- */
 
-/* Whether to give no more than CUDA's documentation promises, even where drivers do. */
+/* Return true to guarantee only as much as CUDA's documentation, although real drivers guarantee more. */
 static int weak(void) { return fake_number("FAKE_WEAK", 0) != 0; }
 
 static uint64_t rounded(uint64_t size) { return (size + 4095) & ~(uint64_t)4095; }
@@ -288,8 +287,7 @@ CUresult cuMemPoolTrimTo(void *pool, size_t keep) {
     return is_pool(pool) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* -- memory of the host
- * ------------------------------------------------------------------------------------------------- */
+/* -- memory of the host -------------------------------------------------------------------------------------------- */
 
 CUresult cuMemHostAlloc(void **pointer, size_t size, uint32_t flags) {
     CUcontext context;
@@ -455,12 +453,11 @@ CUresult cuPointerGetAttributes(uint32_t n, int32_t *attributes, void **data, CU
     return CUDA_SUCCESS;
 }
 
-/* -- copies and memsets
- * --------------------------------------------------------------------------------------------------- */
+/* -- copies and memsets -------------------------------------------------------------------------------------------- */
 
 static int is_device(enum place place) { return place == DEVICE || place == MAPPED || place == GLOBAL; }
 
-/* Copy bytes of this process; what is not mapped gives an error instead of a signal. */
+/* Copy bytes of this process; an unmapped address is an error, and no signal is raised. */
 static int move(uint64_t to, uint64_t from, uint64_t size) {
     uint64_t done = 0;
     while (done < size) {
@@ -660,8 +657,7 @@ CUresult cuMemsetD32Async(CUdeviceptr to, uint32_t value, size_t count, CUstream
     return set(to, value, 4, count, stream, 0);
 }
 
-/* -- memory made by parts
- * --------------------------------------------------------------------------------------------------- */
+/* -- memory made by parts ------------------------------------------------------------------------------------------ */
 
 CUresult cuMemGetAllocationGranularity(size_t *granularity, void *prop, int32_t option) {
     (void)option;

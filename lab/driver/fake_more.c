@@ -54,7 +54,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
     return cuMemAlloc_v2(address, *pitch * height);
 }
 
-/* -- rows and boxes: each row is copied or filled by itself, in unified addresses --- */
+/* -- rows and boxes: each row is copied or filled by itself, in unified addresses ---------------------------------- */
 
 static uint64_t row_of(const struct cu_end3 *e, size_t y, size_t z) {
     uint64_t base = e->type == CU_MEMORY_HOST ? (uintptr_t)e->host : e->device;
@@ -134,7 +134,7 @@ CUresult cuStreamAddCallback(CUstream stream, void *callback, void *data, unsign
     return result;
 }
 
-/* A file's bytes with a 0 behind them, malloc'd; NULL: there is none. */
+/* Return the bytes of a file with a 0 after them, from malloc, or NULL if the file cannot be read. */
 static char *read_whole(const char *path) {
     FILE *f = fopen(path, "rb");
     char *all = NULL;

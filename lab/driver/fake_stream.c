@@ -18,8 +18,7 @@ static double now(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* -- operations
- * -------------------------------------------------------------------------------------------------------- */
+/* -- operations ---------------------------------------------------------------------------------------------------- */
 
 struct fake_op *fake_op(CUcontext context, int (*run)(struct fake_op *)) {
     struct fake_op *op = calloc(1, sizeof *op);
@@ -171,8 +170,8 @@ void fake_wait(struct fake_op *op) {
     fake_unref(op);
 }
 
-/* Whether a stream has work that a wait for `of` waits for: its own, that of all blocking ones for the legacy stream;
- * NULL: all. */
+/* Return true if a wait for `of` waits for work of a stream: the same one, a blocking one if `of` is the legacy stream,
+ * or any if `of` is NULL. */
 static int has_work(CUstream stream, CUstream of) {
     int asked = !of || stream == of || (of == of->object.context->legacy && !(stream->flags & CU_STREAM_NON_BLOCKING));
     return asked && stream->last && !stream->last->done;
@@ -217,8 +216,7 @@ void fake_flush(CUcontext context) {
     context->nprinted = 0;
 }
 
-/* -- streams
- * ------------------------------------------------------------------------------------------------------------ */
+/* -- streams ------------------------------------------------------------------------------------------------------- */
 
 static CUstream make_stream(CUcontext context, unsigned flags, int priority) {
     CUstream stream = fake_make(FAKE_STREAM, sizeof *stream, context);
@@ -233,7 +231,7 @@ static CUstream make_stream(CUcontext context, unsigned flags, int priority) {
     return stream;
 }
 
-/* The handle is invalid. What was enqueued goes on, and whoever waits for the context waits for it. */
+/* Invalidate the handle. Enqueued operations still run, and a wait for the context waits for them. */
 static void end_stream(CUstream stream) {
     if (!stream->started)
         unlink_stream(stream);
@@ -415,7 +413,7 @@ CUresult cuStreamIsCapturing(CUstream handle, int32_t *status) {
     return leave(status ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }
 
-/* -- operations on memory --- */
+/* -- operations on memory ------------------------------------------------------------------------------------------ */
 
 struct memory_operation { /* CUstreamBatchMemOpParams, of 64-bit waits (4) and writes (5) */
     uint64_t operation, address, value, flags, rest[2];
@@ -472,8 +470,7 @@ CUresult cuCtxSynchronize_v2(CUcontext other) {
     return leave(context->sticky);
 }
 
-/* -- events
- * --------------------------------------------------------------------------------------------------------------- */
+/* -- events -------------------------------------------------------------------------------------------------------- */
 
 static int enter_event(CUevent event) {
     CUcontext context;

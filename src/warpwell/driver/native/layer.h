@@ -275,8 +275,7 @@ void ww_ranges_unshare(struct ww_ranges *t, uint64_t user);
 /* Unmaps pinned memory, too; `give` takes a block of a pool. */
 void ww_ranges_clear(struct ww_device *d, void (*give)(struct ww_pool *, size_t));
 
-/* -- layer_peer.c ---------------------------------------------------------------------------------------------------
- */
+/* -- layer_peer.c -------------------------------------------------------------------------------------------------- */
 
 bool ww_can_reach(const struct ww_device *user, const struct ww_device *owner); /* as the driver reports it */
 bool ww_reach(struct ww_device *user, struct ww_device *owner); /* all memory of the owner is mapped at the user */
@@ -336,7 +335,7 @@ int ww_image_length(const void *image, size_t most, const void **start, size_t *
 struct ww_loaded_image; /* an image on a device */
 int ww_library_lock(CUlibrary h, struct ww_object **o, struct ww_loaded_image **c);
 
-/* -- layer_host.c ------------------------------------------------------------------------------------------------- */
+/* -- layer_host.c -------------------------------------------------------------------------------------------------- */
 
 extern _Thread_local bool ww_in_host_function, ww_in_host_thread;
 
@@ -372,8 +371,7 @@ int ww_host_post(struct ww_device *d, uint32_t stream, bool holds, const struct 
 /* The same when all that was posted to the stream is done. */
 int ww_host_after(struct ww_device *d, uint32_t stream, void (*then)(void *, int), void *data);
 
-/* -- layer_memory.c, layer_managed.c, layer_pool.c
- * ----------------------------------------------------------------------------------- */
+/* -- layer_memory.c, layer_managed.c, layer_pool.c ----------------------------------------------------------------- */
 
 int ww_allocate(struct ww_device *d, uint16_t op, uint32_t stream, size_t nbytes, uint32_t flags, void *owner,
                 CUdeviceptr *address);
@@ -399,8 +397,7 @@ int ww_pool_at(void *handle, struct ww_pool **p);
 struct ww_pool *ww_default_pool(struct ww_device *d, bool managed);
 int ww_pool_allocate(struct ww_pool *p, struct ww_device *d, uint32_t stream, size_t nbytes, CUdeviceptr *address);
 
-/* -- layer_launch.c, layer_copy.c: work of graph nodes, posted to a stream ----------------------------------------
- */
+/* -- layer_launch.c, layer_copy.c: work of graph nodes, posted to a stream ----------------------------------------- */
 
 struct ww_launch {
     void *function;
@@ -430,8 +427,7 @@ int ww_copy_line(struct ww_device *d, uint32_t stream, uint64_t to, uint64_t fro
 int ww_set_check(struct ww_device *d, const struct cu_node_set *s);
 int ww_set_post(struct ww_device *d, uint32_t stream, const struct cu_node_set *s, bool waits);
 
-/* -- layer_graph.c, layer_node.c -------------------------------------------------------------------------------------
- */
+/* -- layer_graph.c, layer_node.c ----------------------------------------------------------------------------------- */
 
 struct ww_graph_memory { /* memory of an ALLOC node: one address, as long as a graph or a plan names it */
     _Atomic int refs;
@@ -558,8 +554,7 @@ void ww_graph_memory_drop(struct ww_graph_memory *m);  /* with ww_graphs held: a
 bool ww_graph_memory_freed(struct ww_graph_memory *m); /* a call or a node frees it; false: it is not allocated */
 void ww_graph_memory_live(struct ww_graph_memory *m);
 
-/* -- layer_condition.c: all with ww_graphs held
- * ---------------------------------------------------------------------------- */
+/* -- layer_condition.c: all with ww_graphs held -------------------------------------------------------------------- */
 
 int ww_condition_make(struct ww_graph *g, const struct cu_node_condition *p, struct ww_work *w);
 void ww_condition_drop(struct ww_condition *c);
@@ -579,8 +574,7 @@ int ww_exec_change(void *exec, void *node, struct ww_work *work);
 void ww_user_retain(struct ww_user *user, uint32_t count);
 void ww_user_release(struct ww_user *user, uint32_t count);
 
-/* -- layer_capture.c --------------------------------------------------------------------------------------------------
- */
+/* -- layer_capture.c ----------------------------------------------------------------------------------------------- */
 
 extern _Atomic int ww_captures; /* under way in the process */
 
@@ -611,8 +605,7 @@ int ww_capture_wait(struct ww_device *d, uint32_t stream, bool captured, struct 
 void ww_capture_forget_event(struct ww_object *event);
 void ww_capture_stream_gone(struct ww_device *d, uint32_t stream);
 
-/* -- bodies of generated calls --------------------------------------------------------------------------------------
- */
+/* -- bodies of generated calls ------------------------------------------------------------------------------------- */
 
 enum ww_side { WW_ANY, WW_HOST, WW_DEVICE }; /* memory that a call names */
 

@@ -56,9 +56,7 @@ static uint64_t last_id;
 static _Thread_local int mode_of_thread = CU_CAPTURE_GLOBAL;
 static _Thread_local char thread_mark; /* its address is the thread */
 
-/* -- lists
- * --------------------------------------------------------------------------------------------------------------------
- */
+/* -- lists --------------------------------------------------------------------------------------------------------- */
 
 static bool in(const struct nodes *l, const struct ww_node *n) {
     for (size_t i = 0; i < l->n; i++)
@@ -170,8 +168,7 @@ static struct noted *noted_of(const struct capture *c, const struct ww_object *e
     return NULL;
 }
 
-/* -- queries of calls
- * ----------------------------------------------------------------------------------------------------------- */
+/* -- queries of calls ---------------------------------------------------------------------------------------------- */
 
 /* A call to the legacy stream while blocking streams record. */
 static int implicit(const struct ww_device *d) {
@@ -269,9 +266,7 @@ int ww_capture_alloc(struct ww_device *d, uint32_t stream, size_t nbytes, CUdevi
     return error;
 }
 
-/* -- events
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* -- events -------------------------------------------------------------------------------------------------------- */
 
 /* Forget the event's earlier record: it has another one. */
 static void forget(const struct ww_object *event) {
@@ -374,9 +369,7 @@ void ww_capture_stream_gone(struct ww_device *d, uint32_t stream) {
     leave(0);
 }
 
-/* -- calls
- * --------------------------------------------------------------------------------------------------------------------
- */
+/* -- calls --------------------------------------------------------------------------------------------------------- */
 
 /* Nodes of a graph by their handles. */
 static int read_nodes(const struct ww_graph *g, void *const *handles, size_t n, struct nodes *to) {
@@ -538,8 +531,7 @@ int ww_body_cuThreadExchangeStreamCaptureMode(int *mode) {
     return 0;
 }
 
-/* -- graphs and nodes that go ----------------------------------------------------------------------------------------
- */
+/* -- graphs and nodes that go -------------------------------------------------------------------------------------- */
 
 static void take(struct nodes *l, const struct ww_node *n) {
     size_t kept = 0;

@@ -16,8 +16,7 @@ static int name(struct ww_twin *t, struct ww_device *d) {
     return error;
 }
 
-/* -- handles, nodes
- * ------------------------------------------------------------------------------------------------------ */
+/* -- handles, nodes ------------------------------------------------------------------------------------------------ */
 
 CUresult cuGraphConditionalHandleCreate(uint64_t *handle, void *graph, CUcontext context, unsigned value,
                                         unsigned flags) {
@@ -105,8 +104,7 @@ int ww_work_post(struct ww_device *d, uint32_t stream, const struct ww_work *w) 
                           : ww_refused("graphs with kernels of several devices");
 }
 
-/* -- recording and launches
- * --------------------------------------------------------------------------------------------------- */
+/* -- recording and launches ---------------------------------------------------------------------------------------- */
 
 int ww_twin_begin(const struct ww_twin *t) {
     int error = ww_twin_code(t);

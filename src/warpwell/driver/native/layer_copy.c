@@ -346,7 +346,7 @@ int ww_copy_line(struct ww_device *d, uint32_t stream, uint64_t to, uint64_t fro
     return dispatch(&k);
 }
 
-/* -- rows and boxes ---------------------------------------------------------------------------------------------- */
+/* -- rows and boxes ------------------------------------------------------------------------------------------------ */
 
 /* The address at which an end begins; 0: an array, or nothing. */
 static uint64_t start_of(const struct cu_end3 *e) {

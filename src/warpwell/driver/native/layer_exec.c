@@ -39,8 +39,7 @@ struct ww_mark { /* an event behind the last launch */
     uint32_t event;
 };
 
-/* -- plans
- * ----------------------------------------------------------------------------------------------------------------- */
+/* -- plans --------------------------------------------------------------------------------------------------------- */
 
 static void count(const struct ww_graph *g, size_t *nodes, size_t *shape, size_t *users) {
     *nodes += g->n;
@@ -223,8 +222,7 @@ static struct ww_plan *copy_plan(const struct ww_plan *from) {
     return p;
 }
 
-/* -- executable graphs
- * ------------------------------------------------------------------------------------------------------- */
+/* -- executable graphs --------------------------------------------------------------------------------------------- */
 
 struct ww_exec *ww_exec(const void *h) { return ww_object_more(h, WW_EXEC); }
 
@@ -242,8 +240,7 @@ static void drop_exec(struct ww_exec *x) {
     free(x);
 }
 
-/* -- plans that launches may still use
- * ----------------------------------------------------------------------------------------- */
+/* -- plans that launches may still use ----------------------------------------------------------------------------- */
 
 struct retired {
     struct ww_plan *plan;
@@ -275,8 +272,7 @@ static void retire(struct ww_plan *p, struct ww_mark *m) {
     drop_plan(p);
 }
 
-/* -- making and ending them
- * ----------------------------------------------------------------------------------------------------- */
+/* -- making and ending them ---------------------------------------------------------------------------------------- */
 
 int ww_instantiate(void **exec, void *h, uint64_t flags, int *result) {
     struct ww_plan *p = NULL;
@@ -386,8 +382,7 @@ int ww_body_cuGraphNodeGetEnabled(struct ww_exec *x, void *node, unsigned *enabl
     return s ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* -- updates
- * ------------------------------------------------------------------------------------------------------------------ */
+/* -- updates ------------------------------------------------------------------------------------------------------- */
 
 static int compare(const struct ww_plan *old, const struct ww_plan *new) {
     if (old->nshape != new->nshape || old->n != new->n ||
@@ -435,8 +430,7 @@ int ww_body_cuGraphExecUpdate_v2(void *h, void *graph, void *result) {
     return 0;
 }
 
-/* -- launches
- * ------------------------------------------------------------------------------------------------------------------ */
+/* -- launches ------------------------------------------------------------------------------------------------------ */
 
 struct run { /* a launch under way */
     struct ww_exec *exec;

@@ -12,8 +12,7 @@ struct ww_graph *ww_graph(const void *h) { return ww_object_more(h, WW_GRAPH); }
 
 struct ww_node *ww_node(const void *h) { return ww_object_more(h, WW_NODE); }
 
-/* -- user objects ----------------------------------------------------------------------------------------------------
- */
+/* -- user objects -------------------------------------------------------------------------------------------------- */
 
 struct ww_user *ww_user(const void *h) { return ww_object_more(h, WW_USER); }
 
@@ -68,8 +67,7 @@ int ww_body_cuGraphReleaseUserObject(struct ww_graph *g, struct ww_user *u, uint
     return 0;
 }
 
-/* -- nodes ------------------------------------------------------------------------------------------------------------
- */
+/* -- nodes --------------------------------------------------------------------------------------------------------- */
 
 struct ww_graph *ww_graph_new(void) {
     struct ww_graph *g = calloc(1, sizeof *g);
@@ -288,8 +286,7 @@ struct ww_graph *ww_graph_clone(struct ww_graph *g) {
     return NULL;
 }
 
-/* -- calls on graphs
- * ---------------------------------------------------------------------------------------------------- */
+/* -- calls on graphs ----------------------------------------------------------------------------------------------- */
 
 int ww_body_cuGraphCreate(void **graph) {
     struct ww_graph *g = ww_graph_new();
@@ -415,8 +412,7 @@ int ww_graph_disconnect(struct ww_graph *g, void *const *from, void *const *to, 
     return 0;
 }
 
-/* -- pictures
- * ----------------------------------------------------------------------------------------------------------- */
+/* -- pictures ------------------------------------------------------------------------------------------------------ */
 
 static const char *const kinds[] = {"KERNEL",     "MEMCPY",       "MEMSET", "HOST", "GRAPH",     "EMPTY",
                                     "WAIT EVENT", "EVENT RECORD", "",       "",     "MEM ALLOC", "MEM FREE",

@@ -19,7 +19,7 @@
 #define LEAST_STEP 20000l /* ns between looks, growing */
 #define MOST_STEP 1000000l
 
-/* -- the thread --------------------------------------------------------------------------------------------------- */
+/* -- the thread ---------------------------------------------------------------------------------------------------- */
 
 static struct ww_host *current; /* that runs */
 static bool running;
@@ -138,7 +138,7 @@ static int start_thread(void) {
     return running ? 0 : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
-/* -- calls -------------------------------------------------------------------------------------------------------- */
+/* -- calls --------------------------------------------------------------------------------------------------------- */
 
 /* An event behind all that was posted to the stream. */
 static int mark(struct ww_device *d, uint32_t stream, uint32_t *event) {

@@ -89,8 +89,7 @@ int ww_launch_post(struct ww_device *d, uint32_t stream, const struct ww_fn *f, 
     return ww_finish(&p);
 }
 
-/* -- launches of graphs ----------------------------------------------------------------------------------------------
- */
+/* -- launches of graphs -------------------------------------------------------------------------------------------- */
 
 static struct ww_kernel_work *new_work(const struct ww_kernel_work *like, const struct ww_param *at) {
     size_t pointers = sizeof *like + like->nparams * sizeof(void *);

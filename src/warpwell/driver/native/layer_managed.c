@@ -27,8 +27,7 @@ int ww_body_cuMemAllocManaged(struct ww_device *d, CUdeviceptr *address, size_t 
     return error;
 }
 
-/* -- hints ------------------------------------------------------------------------------------------------------------
- */
+/* -- hints --------------------------------------------------------------------------------------------------------- */
 
 /* Return 0 if a range is managed memory, and the location is valid. */
 int ww_hint(CUdeviceptr address, size_t nbytes, int kind, int id) {

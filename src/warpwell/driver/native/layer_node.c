@@ -3,8 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* -- from the driver's structs
- * ------------------------------------------------------------------------------------------ */
+/* -- from the driver's structs ------------------------------------------------------------------------------------- */
 
 static int device_for(CUcontext context, struct ww_device **d) {
     int error = ww_ready();
@@ -178,8 +177,7 @@ static int make_in(struct ww_graph *g, int kind, void *params, struct ww_work *w
                                   : ww_condition_make(g, params, w);
 }
 
-/* -- nodes
- * -------------------------------------------------------------------------------------------------------------- */
+/* -- nodes --------------------------------------------------------------------------------------------------------- */
 
 static int add(void **made, void *graph, void *const *handles, const struct cu_edge *edges, size_t n, int kind,
                void *params, CUcontext context) {
@@ -221,8 +219,7 @@ CUresult cuGraphAddNode_v2(void **made, void *graph, void *deps, void *edges, si
     return add(made, graph, deps, edges, n, p->type, inside, context);
 }
 
-/* -- parameters of nodes
- * ------------------------------------------------------------------------------------------------ */
+/* -- parameters of nodes ------------------------------------------------------------------------------------------- */
 
 void ww_node_kernel(const struct ww_node *n, struct cu_node_kernel *to, bool second) {
     const struct ww_kernel_work *k = n->work.of.kernel;

@@ -26,8 +26,7 @@ static void due_memory(struct ww_graph_memory *m) {
     due.memory = m;
 }
 
-/* -- memory of graphs ------------------------------------------------------------------------------------------------
- */
+/* -- memory of graphs ---------------------------------------------------------------------------------------------- */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct account { /* of a device's launches of graphs. Freed memory counts until it is trimmed, as with the

@@ -89,8 +89,7 @@ bool ww_reach(struct ww_device *user, struct ww_device *owner) {
     if (!is_known(known, now, &can) && (can = link_up(user, owner))) {
         int error = ww_call_link(owner, WW_OP_SHARE, 0, (uint32_t)index_of(user), 0, NULL, 0);
         can = !error;
-        atomic_store(&owner->shared,
-                     1); /* from now on synchronous copies to it wait for their end; earlier ones do here */
+        atomic_store(&owner->shared, 1); /* later synchronous copies to it wait for their end; earlier ones do here */
         if (can)
             can = !ww_call(owner, WW_OP_STREAM_SYNC, WW_LEGACY, NULL, 0, NULL, 0);
         if (error != CUDA_ERROR_OUT_OF_MEMORY)
@@ -246,8 +245,7 @@ void ww_unshare_all(struct ww_device *owner) {
         ww_unshare(&r);
 }
 
-/* -- waits for another device's events ------------------------------------------------------------------------------
- */
+/* -- waits for another device's events ----------------------------------------------------------------------------- */
 
 /* The owner's worker signals the waiting one when the event's last record has been passed; the stream is held there. */
 int ww_wait_across(struct ww_device *d, uint32_t stream, struct ww_device *owner, uint32_t event, bool *can) {
@@ -264,8 +262,7 @@ int ww_wait_across(struct ww_device *d, uint32_t stream, struct ww_device *owner
     return error ? error : ww_send_signal(d, WW_OP_AWAIT, stream, 0, (uint32_t)index_of(owner), number);
 }
 
-/* -- the driver's calls ---------------------------------------------------------------------------------------------
- */
+/* -- the driver's calls -------------------------------------------------------------------------------------------- */
 
 bool ww_can_reach(const struct ww_device *d, const struct ww_device *owner) { return d != owner && peer_of(d, owner); }
 

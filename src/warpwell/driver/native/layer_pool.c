@@ -28,8 +28,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ww_pool *defaults[WW_DEVICES + 2]; /* the last two: host memory and managed memory */
 static struct ww_pool *chosen[2];                /* of the last two: the result of cuMemGetMemPool; NULL: the default */
 
-/* -- pools ----------------------------------------------------------------------------------------------------------
- */
+/* -- pools --------------------------------------------------------------------------------------------------------- */
 
 static struct ww_pool *make(struct ww_device *d, const struct cu_pool_props *props) {
     struct ww_pool *p = calloc(1, sizeof *p);
@@ -220,8 +219,7 @@ int ww_body_cuMemPoolSetAttribute(struct ww_pool *p, int attribute, void *from) 
     return 0;
 }
 
-/* -- access to a pool ----------------------------------------------------------------------------------------------
- */
+/* -- access to a pool ---------------------------------------------------------------------------------------------- */
 
 static bool reaches(const struct ww_pool *p, const struct cu_mem_location *at) {
     if (at->kind != CU_LOCATION_DEVICE)
@@ -281,8 +279,7 @@ int ww_pool_set_access(struct ww_pool *p, const struct cu_mem_access *all, size_
     return 0;
 }
 
-/* -- pools of devices, and of the host ------------------------------------------------------------------------------
- */
+/* -- pools of devices, and of the host ----------------------------------------------------------------------------- */
 
 int ww_give_pool(void **pool, struct ww_pool *p) {
     *pool = p ? ww_pool_handle(p) : NULL;
@@ -339,8 +336,7 @@ CUresult cuMemSetMemPool(void *where, int type, void *pool) {
     return 0;
 }
 
-/* -- allocations ------------------------------------------------------------------------------------------------------
- */
+/* -- allocations --------------------------------------------------------------------------------------------------- */
 
 int ww_pool_allocate(struct ww_pool *p, struct ww_device *d, uint32_t stream, size_t nbytes, CUdeviceptr *address) {
     void *at = NULL;

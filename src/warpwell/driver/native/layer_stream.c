@@ -88,7 +88,7 @@ static int own_stream(struct ww_device *d, uint32_t *id) {
     return 0;
 }
 
-/* -- synchronous calls that do not wait --------------------------------------------------------------------------- */
+/* -- synchronous calls that do not wait ---------------------------------------------------------------------------- */
 
 /* The event of `copied`, made at its first use in a life. */
 static int copied_event(struct ww_device *d, uint32_t *event) {

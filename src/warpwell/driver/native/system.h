@@ -93,8 +93,7 @@ static inline bool ww_reserve(void *at, size_t nbytes) {
     return got == at;
 }
 
-/* -- sorted ranges ---------------------------------------------------------------------------------------------------
- */
+/* -- sorted ranges ------------------------------------------------------------------------------------------------- */
 
 /* Return the index of the first of `n` ranges that ends behind an address. They are sorted and do not overlap; each of
  * them begins with its address and its size, 64 bits each, and has `each` bytes. */

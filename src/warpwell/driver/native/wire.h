@@ -37,9 +37,10 @@
 #define WW_RECORDED 2u  /* not a stream: launches, copies and memsets become nodes, see WW_OP_GRAPH_BEGIN */
 #define WW_FIRST_ID 16u /* of streams that the client made */
 
-/* -- ring: entries follow one another, each in one piece, aligned to 32 bytes so that a header always fits
- * (WW_OP_PAD fills the end of the ring) ------------------------------------------------------------------------------
- */
+/* -- ring ---------------------------------------------------------------------------------------------------------- */
+
+/* Entries follow one another, each contiguous and aligned to 32 bytes so that a header always fits. WW_OP_PAD fills the
+ * end of the ring. */
 
 struct ww_ring {
     _Alignas(WW_LINE) _Atomic uint64_t head; /* bytes published since the start; stored with release */
@@ -62,8 +63,7 @@ struct ww_entry {
     /* arguments follow, packed as the generated struct ww_args_... of the op */
 };
 
-/* -- status ---------------------------------------------------------------------------------------------------------
- */
+/* -- status -------------------------------------------------------------------------------------------------------- */
 
 struct ww_slot {
     _Atomic uint32_t seq; /* futex; stored last, with release */
@@ -91,8 +91,7 @@ struct ww_status {
     _Alignas(4096) struct ww_slot slots[WW_SLOTS];
 };
 
-/* -- socket: one message a packet -------------------------------------------------------------------------------------
- */
+/* -- socket: one message a packet ---------------------------------------------------------------------------------- */
 
 /* The first field of each packet is a number WW_..; driver_calls.txt has these, and the smaller structs. */
 
@@ -107,7 +106,7 @@ struct ww_facts {
     unsigned char uuid[16];
     char name[256];
     char pci[32];
-    uint32_t npeers, remote; /* remote: another host's device, whose calls are mirrored (relay.c) */
+    uint32_t npeers, remote; /* remote: a device of another host; relay.c mirrors its calls */
     struct ww_peer peers[WW_PEERS];
 };
 

@@ -28,9 +28,7 @@ static struct options {
     char tenant[WW_GATE_NAME];
 } given = {.driver = "libcuda.so.1", .device = "0", .control = -1, .life = -1, .pidfd = -1, .counts = -1, .board = -1};
 
-/* -- ends
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* -- ends ---------------------------------------------------------------------------------------------------------- */
 
 /* A client that closes its context waits for the end of the socket: the device's memory is free before that. */
 static _Noreturn void end_quietly(void) { _exit(0); }
@@ -104,8 +102,7 @@ static void must(CUresult code, const char *what) {
     refuse(code, why);
 }
 
-/* -- the device
- * --------------------------------------------------------------------------------------------------------------- */
+/* -- the device ---------------------------------------------------------------------------------------------------- */
 
 static int same_uuid(const unsigned char *uuid, const char *text) {
     char said[64];
@@ -204,8 +201,7 @@ static void start_context(struct ww_facts *facts) {
          "cells cannot be registered");
 }
 
-/* -- shared memory
- * ----------------------------------------------------------------------------------------------------------- */
+/* -- shared memory ------------------------------------------------------------------------------------------------- */
 
 /* Memory of a client; see ww_share_memory. */
 static void *share(const char *name, size_t n, bool read_only, int *fd) {
@@ -238,9 +234,7 @@ static void tell_opened(struct ww_facts *facts, const int fds[3]) {
         close(fds[i]);
 }
 
-/* -- main
- * ------------------------------------------------------------------------------------------------------------------------
- */
+/* -- main ---------------------------------------------------------------------------------------------------------- */
 
 static void parse(int argc, char **argv) {
     long ordinal = -1;

@@ -28,8 +28,7 @@
 #include "system.h"
 #include "wire.h"
 
-/* -- the process
- * ---------------------------------------------------------------------------------------------------------- */
+/* -- the process --------------------------------------------------------------------------------------------------- */
 
 /* Counters of a worker that the server reads at any time (server.py has the same). */
 struct ww_counts {
@@ -63,8 +62,7 @@ void *ww_grown(void *all, size_t n, size_t *room, size_t size); /* an array of `
 struct ww_call;
 struct ww_stream;
 
-/* -- calls: entries of the ring that were copied, and items that the worker itself puts into streams
- * ---------------------------- */
+/* -- calls: entries of the ring that were copied, and items that the worker itself puts into streams --------------- */
 
 struct ww_generation { /* of an event: one record. Waits and queries belong to it, not to the event */
     uint32_t refs, timed;
@@ -123,8 +121,7 @@ void ww_changed(void);           /* behind a change of the status */
 void ww_wake(void);              /* from other threads: the executor looks at its lists again */
 _Noreturn void ww_execute(void); /* the main loop */
 
-/* -- gate: what calls are expected to take, measured while another program wants the device
- * ------------------------------------------------------------------------------------------------------------- */
+/* -- gate: expected times of calls, measured while another program waits for the device ---------------------------- */
 
 struct ww_cost { /* of a function, or of a kind of copy */
     uint32_t ns, calls;
@@ -141,8 +138,7 @@ int ww_part_measures(const struct ww_call *call); /* whether a mark before and b
 int ww_part_add(struct ww_part *part, const struct ww_call *call); /* whether a mark is due */
 void ww_part_passed(struct ww_part *part, uint64_t *passed_ns, uint64_t calls);
 
-/* -- streams
- * -------------------------------------------------------------------------------------------------------------- */
+/* -- streams ------------------------------------------------------------------------------------------------------- */
 
 struct ww_mark {
     struct ww_mark *next;
@@ -193,8 +189,7 @@ CUresult ww_barrier_for(const struct ww_call *call, struct ww_barrier barrier); 
 
 #define WW_CELLS 256u /* of WW_SMALL bytes: payloads that travelled in entries, on their way to the device */
 
-/* -- memory
- * --------------------------------------------------------------------------------------------------------------- */
+/* -- memory -------------------------------------------------------------------------------------------------------- */
 
 #define WW_ALIGN 512u
 #define WW_ARENA_BASE 0x300000000000ull
@@ -234,8 +229,7 @@ enum ww_where { WW_NOWHERE, WW_DEVICE, WW_HOST };
 enum ww_where ww_where(uint64_t at, uint64_t n); /* memory that the client may name in copies */
 void ww_memory_rest(uint64_t now);               /* nothing was to be done: frees unused memory */
 
-/* -- workers of the same client on other devices
- * ------------------------------------------------------------------------- */
+/* -- workers of the same client on other devices ------------------------------------------------------------------- */
 
 int ww_link_holds(uint64_t at, uint64_t n);                      /* memory of another device that is mapped here */
 CUresult ww_map(uint64_t at, uint64_t n, uint64_t handle);       /* or give the handle back, and return a code */
@@ -245,13 +239,11 @@ int ww_links_step(void); /* handles news of the links' thread; returns whether t
 int ww_links_busy(void);
 int ww_take_descriptor(uint32_t serial); /* in the heavy thread: received with WW_LINK, or -1 */
 
-/* -- graphs
- * --------------------------------------------------------------------------------------------------------------- */
+/* -- graphs -------------------------------------------------------------------------------------------------------- */
 
 CUresult ww_graph_record(struct ww_call *call); /* a call on WW_RECORDED */
 
-/* -- images
- * --------------------------------------------------------------------------------------------------------------- */
+/* -- images -------------------------------------------------------------------------------------------------------- */
 
 struct ww_native_function {
     uint32_t id, params;
@@ -263,8 +255,7 @@ struct ww_native_function {
 struct ww_native_function *ww_function(uint32_t id); /* or NULL */
 int ww_is_global(uint64_t at, uint64_t n);
 
-/* -- heavy thread
- * --------------------------------------------------------------------------------------------------------- */
+/* -- heavy thread -------------------------------------------------------------------------------------------------- */
 
 struct ww_job {
     struct ww_job *next;

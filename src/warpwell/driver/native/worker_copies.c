@@ -150,8 +150,7 @@ CUresult ww_launch_issue(struct ww_stream *s, struct ww_call *call, const struct
     return code ? code : native.cuLaunchKernelEx(&config, f->native, pointers, NULL);
 }
 
-/* -- clusters
- * ------------------------------------------------------------------------------------------------------------- */
+/* -- clusters ------------------------------------------------------------------------------------------------------ */
 
 static void find_clusters(struct ww_job *job) {
     const struct ww_args_launch *args = (const void *)job->call->args;

@@ -20,8 +20,7 @@
 
 static _Alignas(64) unsigned char buffer[sizeof(struct ww_call) + WW_ENTRY_MOST];
 
-/* -- calls
- * ------------------------------------------------------------------------------------------------------------------ */
+/* -- calls --------------------------------------------------------------------------------------------------------- */
 
 static void run(struct ww_job *job) {
     uint32_t n = 0;
@@ -57,9 +56,7 @@ static void carry_out(struct ww_call *call) {
         ww_result(call, code);
 }
 
-/* -- ring
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* -- ring ---------------------------------------------------------------------------------------------------------- */
 
 static void passed(uint64_t ahead, uint32_t size) {
     ww.tail += size;
@@ -106,8 +103,7 @@ static int read_some(void) {
     return n;
 }
 
-/* -- the loop
- * ------------------------------------------------------------------------------------------------------------- */
+/* -- the loop ------------------------------------------------------------------------------------------------------ */
 
 /* Sleeps until the client wakes it (WW_SLEEPS: as soon as it posts; WW_NAPS: when it waits), another thread is done, or
  * the time is over. The waker changes `wake` first. */

@@ -59,8 +59,7 @@ static void fail(CUresult code) {
         recording.code = code;
 }
 
-/* -- handles and conditional nodes
- * ---------------------------------------------------------------------------------------- */
+/* -- handles and conditional nodes --------------------------------------------------------------------------------- */
 
 static void add_graph(uint32_t id, struct graph g) {
     graphs[id] = ww_memory(sizeof g);
@@ -117,8 +116,7 @@ CUresult ww_graph_condition(const struct ww_call *call, const struct ww_args_gra
                : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* -- recording
- * -------------------------------------------------------------------------------------------------------------- */
+/* -- recording ----------------------------------------------------------------------------------------------------- */
 
 /* Ends what the stream records; its last node is that behind which the next one comes. */
 static void pause_recording(void) {
@@ -234,8 +232,7 @@ CUresult ww_graph_end(const struct ww_call *call) {
     return code;
 }
 
-/* -- executable graphs
- * -------------------------------------------------------------------------------------------------------- */
+/* -- executable graphs --------------------------------------------------------------------------------------------- */
 
 static void make(struct ww_job *job) {
     void *made = NULL;
@@ -292,9 +289,7 @@ CUresult ww_graph_launch_issue(struct ww_stream *s, struct ww_call *call) {
     return code;
 }
 
-/* -- ends
- * ---------------------------------------------------------------------------------------------------------------------
- */
+/* -- ends ---------------------------------------------------------------------------------------------------------- */
 
 static void forget(uint32_t id);
 

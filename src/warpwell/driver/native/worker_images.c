@@ -47,8 +47,7 @@ static struct global *globals;
 static uint32_t nglobals;
 static size_t globals_room;
 
-/* -- images
- * ----------------------------------------------------------------------------------------------------------------- */
+/* -- images -------------------------------------------------------------------------------------------------------- */
 
 static void forget_image(struct image *image) {
     if (image->bytes)
@@ -83,8 +82,7 @@ CUresult ww_image(const struct ww_call *call, const struct ww_args_image *args) 
     return CUDA_SUCCESS;
 }
 
-/* -- loading, in the heavy thread
- * ----------------------------------------------------------------------------------------- */
+/* -- loading, in the heavy thread ---------------------------------------------------------------------------------- */
 
 static void put(struct load *l, const void *bytes, size_t n) {
     if (l->bytes + n > l->room) {
@@ -270,8 +268,7 @@ CUresult ww_load(const struct ww_call *call, const struct ww_args_load *args) {
     return ww_heavy_for(call, (struct ww_job){.work = load, .done = loaded, .with = l, .call = ww_copy_call(call)});
 }
 
-/* -- unloading
- * -------------------------------------------------------------------------------------------------------------- */
+/* -- unloading ----------------------------------------------------------------------------------------------------- */
 
 static void unload(struct ww_job *job) {
     drop_module(job->with);
@@ -304,8 +301,7 @@ CUresult ww_unload(const struct ww_call *call, const struct ww_args_id *args) {
     return ww_barrier_for(call, (struct ww_barrier){.then = start_unload, .what = args->id, .with = m});
 }
 
-/* -- functions, globals
- * ------------------------------------------------------------------------------------------------------ */
+/* -- functions, globals -------------------------------------------------------------------------------------------- */
 
 struct ww_native_function *ww_function(uint32_t id) { return id < WW_FUNCTIONS ? functions[id] : NULL; }
 

@@ -60,8 +60,7 @@ static void append(struct numbers *list, uint64_t number) {
     list->all[list->n++] = number;
 }
 
-/* -- messages
- * ------------------------------------------------------------------------------------------------------------- */
+/* -- messages ------------------------------------------------------------------------------------------------------ */
 
 static int say(int socket, const struct ww_link_message *message, int fd, int flags) {
     return ww_send_packet(socket, message, sizeof *message, &fd, fd >= 0, flags);
@@ -75,8 +74,7 @@ static ssize_t hear(int socket, void *packet, size_t n, int *fd) {
     return got > 0 && is_cut ? 0 : got;
 }
 
-/* -- the other side's memory, in the links' thread
- * ---------------------------------------------------------------------- */
+/* -- the other side's memory, in the links' thread ----------------------------------------------------------------- */
 
 static CUresult reserve(struct link *l, uint64_t at, uint64_t n) {
     if (l->bytes || !n || n > WW_ARENA_STEP || n % ww_arena.piece)
@@ -161,8 +159,7 @@ int ww_link_holds(uint64_t at, uint64_t n) {
     return holds;
 }
 
-/* -- the links' thread
- * ---------------------------------------------------------------------------------------------------- */
+/* -- the links' thread --------------------------------------------------------------------------------------------- */
 
 static void tell_executor(void) {
     atomic_store(&news, 1);
@@ -265,8 +262,7 @@ static void *serve(void *unused) {
     return NULL;
 }
 
-/* -- asking, in the heavy thread
- * ------------------------------------------------------------------------------------------ */
+/* -- asking, in the heavy thread ----------------------------------------------------------------------------------- */
 
 static int is_up(struct link *l) {
     pthread_mutex_lock(&lock);
@@ -423,8 +419,7 @@ CUresult ww_link(const struct ww_call *call) { return from_ring(call, make_link)
 
 CUresult ww_share(const struct ww_call *call) { return from_ring(call, share_all); }
 
-/* -- signals, in the executor
- * --------------------------------------------------------------------------------------------- */
+/* -- signals, in the executor -------------------------------------------------------------------------------------- */
 
 /* Signals the other side; if its socket is full, later. */
 static void signal_peer(uint32_t peer, uint64_t number) {
@@ -509,8 +504,7 @@ static void came(struct link *l, uint64_t number) {
     append(&l->early, number);
 }
 
-/* -- the end of a link
- * ------------------------------------------------------------------------------------------------------ */
+/* -- the end of a link --------------------------------------------------------------------------------------------- */
 
 static void forget(struct ww_job *job) {
     struct link *l = links + job->a;

@@ -46,8 +46,7 @@ static uint64_t since, high, before; /* begin of a second; the most bytes in use
 
 static void grant(void);
 
-/* -- mapping, in the heavy thread
- * ---------------------------------------------------------------------------------------- */
+/* -- mapping, in the heavy thread ---------------------------------------------------------------------------------- */
 
 static struct cu_mem_prop properties(void) {
     return (struct cu_mem_prop){.type = CU_MEM_PINNED,
@@ -125,8 +124,7 @@ CUresult ww_memory_start(uint32_t ordinal, uint64_t total, uint64_t *base, uint6
     return CUDA_SUCCESS;
 }
 
-/* -- allocations
- * ---------------------------------------------------------------------------------------------------------- */
+/* -- allocations --------------------------------------------------------------------------------------------------- */
 
 static void end_wish(CUresult code, uint64_t address) {
     struct wish *w = wishes;
@@ -210,9 +208,7 @@ CUresult ww_alloc(const struct ww_call *call, const struct ww_args_alloc *args) 
     return WW_LATER;
 }
 
-/* -- frees
- * --------------------------------------------------------------------------------------------------------------------
- */
+/* -- frees --------------------------------------------------------------------------------------------------------- */
 
 static void start_group(void);
 
@@ -288,8 +284,7 @@ CUresult ww_mem_info(const struct ww_call *call) {
     return ww_heavy_for(call, (struct ww_job){.work = read_info, .done = tell_info});
 }
 
-/* -- pinned memory
- * -------------------------------------------------------------------------------------------------------- */
+/* -- pinned memory ------------------------------------------------------------------------------------------------- */
 
 /* Index of the first pin that ends behind `at`. */
 static size_t find_pin(uint64_t at) { return ww_first_behind(pins, npins, sizeof *pins, at); }

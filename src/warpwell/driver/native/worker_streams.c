@@ -47,8 +47,7 @@ static uint32_t nspare;
 static uint16_t free_cells[WW_CELLS];
 static uint32_t nfree_cells;
 
-/* -- marks
- * ------------------------------------------------------------------------------------------------------------- */
+/* -- marks --------------------------------------------------------------------------------------------------------- */
 
 static CUevent take_event(void) {
     CUevent event = NULL;
@@ -196,8 +195,7 @@ static int poll_stream(struct ww_stream *s) {
     return some;
 }
 
-/* -- parking
- * ------------------------------------------------------------------------------------------------------------- */
+/* -- parking ------------------------------------------------------------------------------------------------------- */
 
 static int drained(struct ww_stream *s) {
     if (s->marked != s->issued)
@@ -474,8 +472,7 @@ int ww_streams_busy(void) { return nmarks || parked || waiters; }
 
 int ww_streams_waited(void) { return nwaited || waiters; }
 
-/* -- streams ----------------------------------------------------------------------------------------------------------
- */
+/* -- streams ------------------------------------------------------------------------------------------------------- */
 
 struct ww_stream *ww_find_stream(uint32_t id) { return id < WW_IDS ? streams[id] : NULL; }
 
@@ -588,8 +585,7 @@ CUresult ww_ctx_sync(const struct ww_call *call) {
     return ww_barrier_for(call, (struct ww_barrier){.then = answer_barrier});
 }
 
-/* -- events
- * ------------------------------------------------------------------------------------------------------------- */
+/* -- events -------------------------------------------------------------------------------------------------------- */
 
 static struct event *find_event(const struct ww_call *call) {
     const struct ww_args_event *args = (const void *)call->args;
