@@ -26,8 +26,8 @@ constant. A wider scope is always right, and on a GPU it is slower.
 
 **Blocks.** ``@kernel(block=128)`` makes a kernel whose threads share memory and meet at barriers in blocks; it is
 launched over a number of blocks. On `cuda` a block has that many threads. On `cpu` and `interp` it has one, so loops
-should stride by `block_threads`: then they run anywhere. *All threads of the block* call a primitive whose docstring
-says so.
+should stride by `block_threads`: then they run anywhere. If the docstring of a primitive states it, *all threads of the
+block* must call it.
 """
 
 from __future__ import annotations
@@ -413,7 +413,7 @@ def crc32c(address: int, nbytes: int, seed: int) -> int:
 def copy_crc32c(dst: int, src: int, nbytes: int, seed: int) -> int:
     """Copy bytes as `copy_bytes` does and return their CRC as `crc32c` does (`cpu`, `interp`).
 
-    The CRC is that of the copy, if the source changes meanwhile.
+    If the source changes concurrently, this is the CRC of the copy.
     """
     copy_bytes(dst, src, nbytes)
     return crc32c(dst, nbytes, seed)

@@ -35,7 +35,7 @@ def attributes(module: types.ModuleType, names: Iterable[str]) -> dict[str, Any]
 
 
 ABSENT: Any = object()
-"""Stands for the value of a name that has none in a scope: of a builtin, or of an error that the compiler reports."""
+"""The value of a name that a scope does not define: a builtin, or an error that the compiler reports."""
 
 
 def value_in(cell: Any) -> Any:
@@ -74,7 +74,7 @@ def instructions_of(function: Any) -> Iterator[tuple[dis.Instruction, Any, Any]]
 
 
 def line_of(instruction: dis.Instruction) -> int | None:
-    """Return the line of source of an instruction, or None if it has none."""
+    """Return the source line of an instruction, or None if it is unknown."""
     return instruction.positions.lineno if instruction.positions else None
 
 

@@ -6,6 +6,8 @@ names, views, loops and calls of device functions. A use that it does not know c
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import operator
 import types
 import weakref
@@ -17,14 +19,11 @@ from numba.core import compiler, ir
 
 _READ_ATTRIBUTES = frozenset(("size", "shape", "ndim", "dtype", "itemsize", "nbytes", "strides"))
 _READ_FUNCTIONS = (len, abs, min, max, int, float, bool, range, print)
-_PURE = frozenset(("binop", "unary", "cast", "exhaust_iter", "phi"))
-"""Operations whose result is new or, for the last three, the operand: none writes it."""
-_DERIVED = frozenset(("getiter", "iternext", "pair_first", "pair_second"))
+_SELECTIONS = frozenset(("cast", "exhaust_iter", "getiter", "iternext", "pair_first", "pair_second", "phi"))
+"""Operations whose result is an operand or an item of the operand."""
 _ADDRESSES = frozenset(("ctypes", "data"))
 """Attributes with the address of an array: arithmetic on addresses is not followed."""
-_SELECTIONS = frozenset(("getitem", "static_getitem", "exhaust_iter", "cast", *_DERIVED))
-"""Operations whose result is an item of the operand, or the operand."""
-MANY = 99
+_MANY = 99
 """Dimensions of records, tuples and values of unknown dimensions: more than indices of a kernel remove."""
 _OWN = __package__.partition(".")[0]
 
@@ -47,12 +46,12 @@ def written_arguments(kernel: Any, arguments: Sequence[Any]) -> list[bool]:
 
 
 def _dimensions(value: Any) -> int:
-    """Return the dimensions of an array, at least 1: ``x[...]`` is a view. 0 for a number; `MANY` if unknown."""
+    """Return the dimensions of an array, at least 1: ``x[...]`` is a view. 0 for a number; `_MANY` if unknown."""
     if isinstance(value, int | float | complex | np.number | np.bool_):
         return 0
     shape = getattr(value, "shape", None)
     has_records = getattr(getattr(value, "dtype", None), "names", None)
-    return MANY if shape is None or has_records else max(1, len(shape))
+    return _MANY if shape is None or has_records else max(1, len(shape))
 
 
 def written_parameters(function: Callable[..., Any], dimensions: tuple[int, ...]) -> frozenset[int]:
@@ -66,22 +65,20 @@ def written_parameters(function: Callable[..., Any], dimensions: tuple[int, ...]
     """
     results = _results.setdefault(function, {})
     if dimensions not in results:
-        everything = frozenset(range(len(dimensions)))
-        results[dimensions] = everything  # a recursive call counts as a write
+        results[dimensions] = frozenset(range(len(dimensions)))  # a recursive call counts as a write
         code = function.__code__
         if code.co_argcount == len(dimensions) and not (code.co_kwonlyargcount or code.co_flags & _VARIABLE):
-            try:
+            with contextlib.suppress(Exception):  # the launch reports why the compiler refuses the function
                 results[dimensions] = _Function(compiler.run_frontend(function), dimensions).written()
-            except Exception:  # the compiler refuses the function, and says why when it is launched
-                results[dimensions] = everything
     return results[dimensions]
 
 
-_VARIABLE = 0x04 | 0x08
-"""Flags of a function that has ``*args`` or ``**options``."""
+_VARIABLE = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
 
 class _Function:
+    """The analysis of one function for arguments of given dimensions."""
+
     def __init__(self, body: Any, dimensions: tuple[int, ...]) -> None:
         self._dimensions = dimensions
         self._statements = [statement for block in body.blocks.values() for statement in block.body]
@@ -117,7 +114,7 @@ class _Function:
         elif isinstance(statement, ir.SetItem | ir.StaticSetItem):
             views = self._of(statement.target)
             self._written.update(views)
-            if MANY in views.values():  # a list may keep the value
+            if _MANY in views.values():  # a list may keep the value
                 self._add(statement.target, self._of(statement.value))
         elif not isinstance(statement, ir.Branch | ir.Return | ir.Jump | ir.Del | ir.Print | ir.Raise | ir.StaticRaise):
             for variable in statement.list_vars():
@@ -138,7 +135,7 @@ class _Function:
         if value.op in ("getitem", "static_getitem"):
             count = self._index_count(value)
             views = self._of(value.value)
-            self._add(target, {k: min(n - count, MANY) for k, n in views.items() if n > count})
+            self._add(target, {k: min(n - count, _MANY) for k, n in views.items() if n > count})
             if value.op == "getitem":
                 self._written.update(self._of(value.index))
         elif value.op == "getattr":
@@ -153,13 +150,12 @@ class _Function:
         elif value.op in ("build_tuple", "build_list") or (value.op == "binop" and value.fn is operator.add):
             for variable in operands:
                 views = self._of(variable)
-                if value.op != "binop" or all(MANY in self._of(side).values() for side in (value.lhs, value.rhs)):
-                    self._add(target, dict.fromkeys(views, MANY))  # tuples that are joined
-        elif value.op in _PURE or value.op in _DERIVED:
-            if value.op not in ("binop", "unary"):
-                for variable in operands:
-                    self._add(target, self._of(variable))
-        else:
+                if value.op != "binop" or all(_MANY in self._of(side).values() for side in (value.lhs, value.rhs)):
+                    self._add(target, dict.fromkeys(views, _MANY))  # tuples that are joined
+        elif value.op in _SELECTIONS:
+            for variable in operands:
+                self._add(target, self._of(variable))
+        elif value.op not in ("binop", "unary"):
             for variable in operands:
                 self._written.update(self._of(variable))
 
@@ -185,11 +181,11 @@ class _Function:
                 operands: Sequence[Any] = ()
                 if isinstance(value, ir.Const | ir.Global | ir.FreeVar):
                     if value.value is None or isinstance(value.value, tuple):
-                        return -MANY
+                        return -_MANY
                     removed *= not isinstance(value.value, slice | types.EllipsisType)
                 elif isinstance(value, ir.Arg):
-                    if self._dimensions[value.index] == MANY:
-                        return -MANY
+                    if self._dimensions[value.index] == _MANY:
+                        return -_MANY
                 elif isinstance(value, ir.Var):
                     operands = [value]
                 elif value.op == "call":
@@ -199,10 +195,10 @@ class _Function:
                 elif value.op in ("build_tuple", "build_list"):
                     operands = value.items
                     removed *= bool(operands)
-                elif value.op in _SELECTIONS:
-                    operands = [value.value]
                 elif value.op == "phi":
                     operands = value.incoming_values
+                elif value.op in ("getitem", "static_getitem", *_SELECTIONS):
+                    operands = [value.value]
                 for operand in operands:
                     if isinstance(operand, ir.Var) and operand.name not in visited:
                         names.append(operand.name)
@@ -242,15 +238,15 @@ class _Function:
         for k, argument in enumerate(value.args):
             if k in written:
                 self._written.update(self._of(argument))
-            self._add(target, dict.fromkeys(self._of(argument), MANY))  # the result may be a tuple
-        others = [value.func, *(variable for _, variable in value.kws), *([value.vararg] if value.vararg else [])]
-        for variable in others:
+            self._add(target, dict.fromkeys(self._of(argument), _MANY))  # the result may be a tuple
+        unfollowed = [value.func, *(variable for _, variable in value.kws), *([value.vararg] if value.vararg else [])]
+        for variable in unfollowed:
             self._written.update(self._of(variable))
 
     def _passed_dimensions(self, argument: Any) -> int:
         views = self._of(argument)
         if not views:
-            return 0 if self._removed(argument.name) == 1 else MANY
+            return 0 if self._removed(argument.name) == 1 else _MANY
         return max(views.values())
 
 
