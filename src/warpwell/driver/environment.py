@@ -31,17 +31,16 @@ def make_library_folder(folder: Path, layer: Path) -> Path:
     return library
 
 
-def client_environ(folder: str | Path, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def client_environ(folder: str | Path, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a program whose CUDA calls go to the sockets of a folder.
 
     Parameters
     ----------
     folder : path
         Folder of a `DriverServer`.
-    environ : mapping, optional
-        Its variables are kept; by default, the environment of this process.
+    environ : mapping
+        Its other variables are kept.
     """
-    environ = os.environ if environ is None else environ
     found: dict[str, str | None] = {**environ, **changes(folder, environ)}
     return {name: value for name, value in found.items() if value is not None}
 

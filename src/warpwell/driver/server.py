@@ -147,8 +147,8 @@ class DriverServer(ClientListener):
             self.close()
             raise
 
-    def environ(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the environment of a client, made from `environ` or from this process's.
+    def environ(self) -> dict[str, str]:
+        """Return the environment of a client, made from this process's.
 
         Raises
         ------
@@ -157,7 +157,7 @@ class DriverServer(ClientListener):
         """
         if not self._listens:
             raise ArgumentError("environ() needs a server with a folder: give DriverServer(folder=...)", name="folder")
-        return client_environ(self.folder, environ)
+        return client_environ(self.folder, os.environ)
 
     @property
     def workers(self) -> list[int]:

@@ -38,7 +38,7 @@ class CudaRuntime(Runtime):
     target = "cuda"
     synchronous = False
 
-    def __init__(self, ordinal: int = 0) -> None:
+    def __init__(self, ordinal: int) -> None:
         self.gpu = GpuDevice(ordinal, errors.KernelError)
         self.gpu.enter()
         share_fault_page()

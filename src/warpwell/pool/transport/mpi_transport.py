@@ -54,14 +54,9 @@ def compiled_loop() -> Any:
 
 
 class MpiTransport(PeerTransport):
-    """Connects all processes of a communicator. Only the constructor is collective.
+    """Connects all processes of ``MPI.COMM_WORLD``. Only the constructor is collective.
 
-    Parameters
-    ----------
-    comm : mpi4py communicator, optional
-        It is duplicated. Default: ``MPI.COMM_WORLD``.
-    silence : float, optional
-        Seconds without a message after which a peer is lost. Default: ``WARPWELL_POOL_TIMEOUT``, or 3.
+    A peer is lost after ``WARPWELL_POOL_TIMEOUT`` seconds without a message.
 
     Raises
     ------
@@ -71,7 +66,7 @@ class MpiTransport(PeerTransport):
 
     name = "mpi"
 
-    def __init__(self, comm: Any = None, *, silence: float | None = None) -> None:
+    def __init__(self) -> None:
         # If a peer exits during long messages over TCP, Open MPI 5.0 may continue a "put" to it and crash. The
         # variable has an effect only before MPI is initialized.
         os.environ.setdefault("OMPI_MCA_btl_tcp_flags", "send,inplace")
@@ -79,7 +74,7 @@ class MpiTransport(PeerTransport):
 
         compiled = compiled_loop()
         self._mpi = MPI
-        self._comm = (MPI.COMM_WORLD if comm is None else comm).Dup()
+        self._comm = MPI.COMM_WORLD.Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         rank = int(self._comm.Get_rank())
         super().__init__(rank, [peer for peer in range(self._comm.Get_size()) if peer != rank])
@@ -100,12 +95,12 @@ class MpiTransport(PeerTransport):
         self._acknowledged = Signal(self._global_address + loop.G_ACKNOWLEDGED)
         self._tags = min(int(self._comm.Get_attr(MPI.TAG_UB) or 32767) + 1, 1 << 30) - loop.FIRST_BULK
         self._released = 0  # transfers that had finished at the last `release_finished`
-        self._fill_blocks(settings.pool_silence_seconds if silence is None else silence)
+        self._fill_blocks()
         self._thread = threading.Thread(target=self._run, args=(compiled,), name="warpwell mpi transport", daemon=True)
         self._thread.start()
         atexit.register(self.close, 1.0)  # mpi4py finalizes MPI in a later exit handler
 
-    def _fill_blocks(self, silence: float) -> None:
+    def _fill_blocks(self) -> None:
         mpi, g = self._mpi, self._global
         names = ("MPI_Isend", "MPI_Issend", "MPI_Irecv", "MPI_Test", "MPI_Cancel", "MPI_Improbe", "MPI_Imrecv")
         functions = {getattr(loop, f"G_{name[4:].upper()}"): _mpi_function(mpi, name) for name in names}
@@ -116,7 +111,7 @@ class MpiTransport(PeerTransport):
             loop.G_FUTEX: FUTEX,
             loop.G_COMM: _mpi_handle(mpi, self._comm),
             loop.G_BYTE: _mpi_handle(mpi, mpi.BYTE),
-            loop.G_SILENCE: int(silence * 1e9),
+            loop.G_SILENCE: int(settings.pool_silence_seconds * 1e9),
             loop.G_PEERS: len(self.peers),
             loop.G_PEER_TABLE: self._blocks.ctypes.data,
             loop.G_ROW_TABLE: self._table.address,
