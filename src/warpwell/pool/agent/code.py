@@ -221,9 +221,8 @@ def deserialize(data: bytes, variables: dict[str, Any] | None = None) -> Any:
 def _with_globals(function: Any, variables: dict[str, Any]) -> Any:
     module = sys.modules.get(str(function.__module__))
     if module is None or function.__globals__ is not vars(module):
-        function.__globals__.update(
-            variables
-        )  # the globals arrived with the code, so only the code and its helpers use them
+        # the globals arrived with the code, so only the code and its helpers use them
+        function.__globals__.update(variables)
         return function
     scope = {**function.__globals__, **variables}
     copied = types.FunctionType(

@@ -126,9 +126,7 @@ class PeerMemory:
         with self._lock:
             self._lost.add(peer)
             self._dead.add(peer)
-            for copy, (sender, _) in list(
-                self._held.items()
-            ):  # of a copy, because the main loop removes answered copies
+            for copy, (sender, _) in list(self._held.items()):  # copied, because the main loop removes answered ones
                 if sender == peer:
                     self._held.pop(copy, None)
             for number in list(self._ending):
