@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ...driver import build
 from ...errors import ClosedError
 from ..agent.protocol import Op, unpack
 from ..launch import cuda_programs
@@ -23,7 +24,8 @@ def main(member: Member) -> None:
     options = cuda_programs.take_settings()
     assert options is not None
     devices = {int(ordinal): (int(rank), str(name)) for ordinal, (rank, name) in decisions["devices"].items()}
-    near = NearServer(devices, Path(options["folder"]), Path(options["relay"]))  # before the program continues
+    parts = build.find_parts(Path(options["parts"]))
+    near = NearServer(devices, Path(options["folder"]), parts.relay)  # before the program continues
     transport = member.connect()
     near.begin(transport)
     member.send(ready=True)
