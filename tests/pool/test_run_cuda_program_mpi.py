@@ -125,7 +125,7 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_random_programs_are_right_over_mpi_and_wait_for_a_late_communicator(delays: None) -> None:
-    late = {"communicator_main.py": {"near.begin(tr": "threading.Event().wait(1.0)\n        near.begin(tr"}}
+    late = {"communicator_main.py": {"near.begin(tr": '__import__("time").sleep(1.0); near.begin(tr'}}
     assert over_mpi.programs(0, 20, "--threads", "2", changes=late, seconds=60) == "20 programs are right\n"
 
 
