@@ -42,6 +42,13 @@ def store(path: Path) -> Any:
         yield store
 
 
+@pytest.fixture
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give batches jobs that no thread of an earlier test serves."""
+    readers = gather.PieceReaders()
+    monkeypatch.setattr(gather, "piece_readers", lambda: readers)
+
+
 def start(store: Any, keys: Any, spaces: BatchSpaces | None = None) -> Any:
     return gather.GatheredBatch(store, spaces or BatchSpaces(), keys, None)
 
@@ -220,7 +227,7 @@ def test_another_store_has_all_places(path: Path) -> None:
     assert sorted(gather.piece_readers()._free) == list(range(gather.SLOTS))
 
 
-def test_a_batch_is_read_if_no_thread_can_be_started(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_read_if_no_thread_can_be_started(store: Any, unread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -253,7 +260,9 @@ def test_a_batch_that_ends_while_another_thread_waits_for_it(store: Any, monkeyp
     assert slots and min(slots) >= 0
 
 
-def test_the_end_of_the_program_reads_batches_in_flight(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_the_program_reads_batches_in_flight(
+    store: Any, unread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(store._engine.stream, "wait_for_word", lambda *_: None)  # as on a GPU
     monkeypatch.setattr(gather, "current_io_threads", io_threads.IOThreadPool)
     monkeypatch.setattr(io_threads.IOThreadPool, "submit", lambda *_: None)  # threads that have stopped

@@ -1052,7 +1052,8 @@ def test_the_status_of_a_service_needs_no_turns(
     service = make()
     assert main(["sched", "status", "--socket", str(service.path)]) == 0
     told = capsys.readouterr()
-    assert str(service.path) in told.out.replace("\n", "") and "the variable WARPWELL_TURNS" in told.err
+    assert str(service.path) in told.out.replace("\n", "")
+    assert "name another folder in WARPWELL_TURNS" in " ".join(told.err.split())
     assert main(["sched", "status", "--socket", str(service.path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["turns"] == [] and "WARPWELL_TURNS" in found["turns_unknown"]
