@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...driver import build
 from ...errors import ClosedError
 from ..agent.protocol import Op, unpack
 from ..launch import cuda_programs
@@ -24,7 +23,7 @@ def main(member: Member) -> None:
     options = cuda_programs.take_settings()
     assert options is not None
     devices = {int(ordinal): (int(rank), str(name)) for ordinal, (rank, name) in decisions["devices"].items()}
-    parts = build.find_parts(Path(options["parts"]))
+    parts = cuda_programs.native_parts(options)
     near = NearServer(devices, Path(options["folder"]), parts.relay)  # before the program continues
     transport = member.connect()
     near.begin(transport)

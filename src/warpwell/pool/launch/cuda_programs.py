@@ -153,6 +153,11 @@ def take_settings() -> dict[str, Any] | None:
     return None if text is None else json.loads(text)
 
 
+def native_parts(settings: Mapping[str, Any]) -> build.Built:
+    """Return the native parts that the launcher has made on this host."""
+    return build.find_parts(Path(settings["parts"]))
+
+
 def make_server(
     settings: Mapping[str, Any], ordinal: int, claim: Callable[[], Reservation] | None, *, away: bool
 ) -> tuple[DriverServer, Path]:
@@ -177,7 +182,7 @@ def make_server(
     DriverBuildError
         The native parts cannot be built on this host.
     """
-    parts = build.parts() if away else build.find_parts(Path(settings["parts"]))
+    parts = build.parts() if away else native_parts(settings)
     device = str(ordinal) if settings["driver"] else "0"  # `visible` has made the agent's GPU the first one
     folder = None if away else settings["folder"]
     server = DriverServer([device], driver=settings["driver"], folder=folder, first=ordinal, parts=parts, claim=claim)
