@@ -122,14 +122,22 @@ class Member(JsonLines):
         self.send(compiling=True)
         compiled_loop()
         self.send(compiling=False)
+        folder = os.environ.get("TMPDIR")
         if self._memory.is_dir():
             os.environ["OMPI_MCA_btl_sm_backing_directory"] = str(self._memory)
+            os.environ["TMPDIR"] = str(self._memory)  # without its mpiexec, Open MPI would leave a folder in the user's
         import mpi4py
 
         mpi4py.rc.finalize = False  # it would wait forever for processes that have exited
         from ..transport.mpi_transport import MpiTransport
 
-        transport: Transport = MpiTransport()
+        try:
+            transport: Transport = MpiTransport()
+        finally:
+            if folder is None:
+                os.environ.pop("TMPDIR", None)
+            else:
+                os.environ["TMPDIR"] = folder
         joined = True
         self.send(remove=_mpich_files())
         self.on("lost", lambda message: transport.lose(message["lost"], "its process ended"))
