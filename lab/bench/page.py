@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
 from pathlib import Path
+from typing import Any
 
 from . import BENCHMARKS, machine, schema
 from .baseline import RESULTS, machine_folders
 
 PAGE = machine.ROOT / "docs" / "figures.md"
+
+SHOWN = {
+    "readme": ("*/wall",),
+    "hits": ("random/*/raw", "random/*/subscript", "random/*/complete", "random/*/BaM", "sequential/4096B/[!p]*"),
+    "misses": ("storage/*B", "host-cached/*", "copy", "bulk/*"),
+    "gather": (
+        "ram/1024B",
+        "host/1024B",
+        "cache/1024B",
+        "partial cache/1024B",
+        "device/1024B",
+        "warm/8B",
+        "warm/1024B",
+    ),
+    "spans": ("4096B/raw pairs", "4096B/subscripts", "4096B/known fold", "4096B/user fold", "4096B/map out"),
+    "graphs": ("kron/device/[!l]*", "kron/storage/bfs", "kron/storage/cc", "kron/storage/pr", "kron/storage/sssp"),
+    "taxi": ("select/4096B/*", "q5/4096B/0.0003", "q5/4096B/1e-05", "q?/warm/file scan", "q?/warm/file where"),
+    "kv-host": ("ycsb-[abc]/*", "get/*"),
+    "kv-device": ("kernel/1024B/*", "cached/1024B", "batch/1024B/*", "overlap/*"),
+    "launches": ("*/done",),
+    "pool-transfer": ("none/chunk 64 KiB", "none/chunk 2048 KiB", "none/idle/64 KiB", "none/idle/262144 KiB"),
+    "sched-latency": ("cpu/*/submit", "decision/workers/*", "batch/*"),
+    "sched-share": ("stp/*/left-over", "stp/*/source", "stp/*/lanes", "antt/*/lanes"),
+}
+"""Figures of each benchmark that the page shows; the files of results have all of them."""
 
 
 def number(value: float) -> str:
@@ -21,58 +48,75 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def table(result: schema.Result) -> list[str]:
-    """Return the lines of a Markdown table of a result; columns without an entry are left out."""
-    head = ["figure", "median", "low to high", "unit", "goal", "share of ceiling", "other systems"]
-    rows = []
-    for figure in result["figures"]:
-        runs, bound = figure["runs"], figure.get("ceiling")
-        goal = ""
-        if "goal" in figure:
-            reached = (figure["value"] >= figure["goal"]) == (figure["better"] == "higher")
-            goal = number(figure["goal"]) + ("" if reached else " (missed)")
-        rows.append(
-            [
-                figure["id"].partition("/")[2],
-                number(figure["value"]),
-                f"{number(min(runs))} to {number(max(runs))}" if len(runs) > 1 else "",
-                figure["unit"],
-                goal,
-                f"{figure['value'] / bound['value']:.2f} ({bound['id']})" if bound and bound["value"] else "",
-                ", ".join(f"{p['name']} {number(p['value'])}" for p in figure.get("peers", [])),
-            ]
-        )
-    used = [k for k in range(len(head)) if k < 2 or any(row[k] for row in rows)]
-    formatted = ["| " + " | ".join(row[k] for k in used) + " |" for row in [head, *rows]]
-    return [formatted[0], "|" + "---|" * len(used), *formatted[1:]]
+def is_shown(result: schema.Result, figure: dict[str, Any]) -> bool:
+    """Return True if the page shows a figure: a benchmark without an entry in `SHOWN` has all of its figures there."""
+    patterns = SHOWN.get(result["benchmark"], ("*",))
+    return any(fnmatch.fnmatchcase(figure["id"].partition("/")[2], pattern) for pattern in patterns)
 
 
-def section(name: str, results: list[schema.Result]) -> list[str]:
-    """Return the lines of a machine."""
-    facts = results[0]["machine"]
-    parts = [facts.get("gpu"), f"{facts['cores']} cores of {facts['cpu']}" if facts.get("cpu") else None]
-    versions = [f"{key} {facts[key]}" for key in ("python", "numpy", "numba", "numba_cuda") if facts.get(key)]
-    content = [f"## {name}", "", f"{'; '.join(filter(None, [*parts, ', '.join(versions)]))}.", ""]
-    order = [*BENCHMARKS, *sorted(r["benchmark"] for r in results if r["benchmark"] not in BENCHMARKS)]
-    for result in sorted(results, key=lambda r: order.index(r["benchmark"])):
-        purpose = BENCHMARKS.get(result["benchmark"], ("", ""))[1]
-        emulated = result["machine"].get("emulated") or []
-        notes = [f"{result['date']}, commit {result['commit']}"]
-        notes += ["little data"] if result["options"].get("quick") else []
-        notes += [f"emulated: {', '.join(emulated)}"] if emulated else []
-        title = f"### {result['benchmark']}" + (f": {purpose}" if purpose else "")
-        content += [title, "", f"{'; '.join(notes)}.", "", *table(result), ""]
-    return content
+def cell(figure: dict[str, Any]) -> str:
+    """Return a figure of a machine: the median, the share of its ceiling, the goal if it was missed, other systems."""
+    runs, value, bound = figure["runs"], figure["value"], figure.get("ceiling")
+    is_wide = max(abs(run - value) for run in runs) > abs(value) / 4
+    parts = [("~" if is_wide else "") + number(value)]
+    if bound and bound["value"]:
+        parts.append(f"{value / bound['value']:.2f} of {bound['id']}")
+    if "goal" in figure and (value >= figure["goal"]) != (figure["better"] == "higher"):
+        parts.append(f"missed goal {number(figure['goal'])}")
+    parts += [f"{peer['name']} {number(peer['value'])}" for peer in figure.get("peers", [])]
+    return "; ".join(parts)
+
+
+def table(results: dict[str, schema.Result]) -> list[str]:
+    """Return the lines of a Markdown table of a benchmark, with a column for each machine."""
+    rows: dict[str, dict[str, str]] = {}
+    for machine_name, result in results.items():
+        for figure in result["figures"]:
+            if is_shown(result, figure):
+                key = f"{figure['id'].partition('/')[2]} ({figure['unit']})"
+                rows.setdefault(key, {})[machine_name] = cell(figure)
+    head = ["figure", *results]
+    body = [[key, *(cells.get(each, "") for each in results)] for key, cells in rows.items()]
+    formatted = ["| " + " | ".join(line) + " |" for line in (head, *body)]
+    return [formatted[0], "|" + "---|" * len(head), *formatted[1:]]
+
+
+def provenance(name: str, result: schema.Result) -> str:
+    """Return the machine, the commit and the conditions of a result."""
+    emulated = result["machine"].get("emulated") or []
+    notes = [f"{name} {result['commit']}"]
+    notes += ["emulated " + ", ".join(emulated)] if emulated else []
+    return ", ".join(notes)
+
+
+def machines(folders: dict[str, list[schema.Result]]) -> list[str]:
+    """Return the lines of a table of the machines."""
+    text = ["| machine | hardware | versions | dates |", "|---|---|---|---|"]
+    for name, results in folders.items():
+        facts = results[0]["machine"]
+        hardware = [facts.get("gpu"), f"{facts['cores']} cores of {facts['cpu']}" if facts.get("cpu") else None]
+        versions = [f"{key} {facts[key]}" for key in ("python", "numpy", "numba", "numba_cuda") if facts.get(key)]
+        dates = sorted({result["date"] for result in results})
+        span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+        text.append(f"| {name} | {'; '.join(filter(None, hardware))} | {', '.join(versions)} | {span} |")
+    return text
 
 
 def render(folder: Path = RESULTS) -> str:
     """Return the page."""
     introduction = folder / "introduction.md"
     content = [introduction.read_text(encoding="utf-8").rstrip() if introduction.exists() else "# Figures", ""]
-    for path in machine_folders(folder):
-        results = schema.read(path)
-        if results:
-            content += section(path.name, results)
+    folders = {path.name: results for path in machine_folders(folder) if (results := schema.read(path))}
+    content += ["## Machines", "", *machines(folders), ""]
+    measured = {result["benchmark"] for results in folders.values() for result in results}
+    for benchmark in [*(each for each in BENCHMARKS if each in measured), *sorted(measured - set(BENCHMARKS))]:
+        found = {name: r for name, results in folders.items() for r in results if r["benchmark"] == benchmark}
+        purpose = BENCHMARKS.get(benchmark, ("", ""))[1]
+        commits = "; ".join(provenance(name, result) for name, result in found.items())
+        if any(result["options"].get("quick") for result in found.values()):
+            commits += "; little data"
+        opening = f"{purpose[:1].upper()}{purpose[1:]}. " if purpose else ""
+        content += [f"## {benchmark}", "", f"{opening}Commits: {commits}.", "", *table(found), ""]
     return "\n".join(content).rstrip() + "\n"
 
 

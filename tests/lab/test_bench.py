@@ -253,16 +253,26 @@ def test_one_file_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["b.json", "c.json"]
 
 
-def test_page_shows_every_figure(tmp_path: Path) -> None:
+def test_page_has_a_column_for_each_machine(tmp_path: Path) -> None:
     (tmp_path / "introduction.md").write_text("# Figures\n")
     peers = [{"name": "Peer", "version": "1", "value": 1234.5}]
     more = {"goal": 3.0, "ceiling": {"id": "copy", "value": 4.0}, "peers": peers}
     first, second = figure("x", [1.0, 2.0, 3.0], **more), figure("y", [5.0], better="lower")
+    schema.write(tmp_path / "h100" / "b.json", result(first))
     schema.write(tmp_path / "two-cores" / "b.json", result(first, second))
     (tmp_path / "h200" / "sched").mkdir(parents=True)
     text = page.render(tmp_path)
-    assert text.startswith("# Figures\n") and "## two-cores" in text and "## h200" not in text
-    assert "| x | 2 | 1 to 3 | 1/s | 3 (missed) | 0.50 (copy) | Peer 1,234 |" in text and "| y | 5 |" in text
+    assert text.startswith("# Figures\n") and "## b\n" in text and "h200" not in text
+    found = "~2; 0.50 of copy; missed goal 3; Peer 1,234"
+    assert f"| figure | h100 | two-cores |\n|---|---|---|\n| x (1/s) | {found} | {found} |" in text
+    assert "| y (1/s) |  | 5 |" in text
+
+
+def test_page_shows_the_chosen_figures_of_a_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema.write(tmp_path / "h100" / "b.json", result(figure("x", [1.0]), figure("y/z", [5.0])))
+    monkeypatch.setitem(page.SHOWN, "b", ("y/*",))
+    text = page.render(tmp_path)
+    assert "| y/z (1/s) | 5 |" in text and "| x " not in text
 
 
 def test_page_of_the_repository_is_up_to_date() -> None:
