@@ -16,6 +16,7 @@ import pytest
 from tests.harness.until import HANG_SECONDS, until
 
 from lab.driver.build import build_fake
+from warpwell.cli.main import main
 from warpwell.driver import Board
 from warpwell.programs import end_programs, program_status
 
@@ -148,3 +149,12 @@ def test_two_programs_get_the_gpu_in_turn(tmp_path: Path, board: Board) -> None:
             used = {each["tenant"]: each["launches"] for each in program_status()}
             assert used["train"] > 0 and used["serve"] > 0
             assert serve.wait(HANG_SECONDS) == 0
+
+
+@pytest.mark.parametrize("options", [["--agents", "2"], ["--no-ft"], ["--allocate", "use"]])
+def test_options_of_a_pool_are_refused_on_the_machines_driver(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["share", *options, sys.executable, "-c", "pass"]) == 2
+    text = f"{options[0]} needs a pool: add --cuda pool, or leave out {options[0]}"
+    assert text in " ".join(capsys.readouterr().err.split())

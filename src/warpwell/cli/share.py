@@ -15,6 +15,9 @@ from .pool import program_options, run
 
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
 
+_ON_MACHINE = ("program", "of_module", "of_text", "cuda", "share_gpu", "handles_interrupt")
+"""Options of `program_options` that apply without a pool, too."""
+
 
 def add(commands: Commands[argparse.ArgumentParser]) -> None:
     """Add ``share``."""
@@ -57,6 +60,12 @@ def _run_on_machine(arguments: argparse.Namespace, sharing: str) -> int:
     from ..driver import is_compiled
     from ..programs import run_program
 
+    parser = argparse.ArgumentParser()
+    program_options(parser)
+    for name, default in vars(parser.parse_args([])).items():
+        if name not in _ON_MACHINE and getattr(arguments, name) != default:
+            option = f"--{name.replace('_', '-')}"
+            raise ArgumentError(f"{option} needs a pool: add --cuda pool, or leave out {option}", name=name)
     for option, text in (("-m", arguments.of_module), ("-c", arguments.of_text)):
         if text:
             return run_program([sys.executable, option, *text], sharing)
