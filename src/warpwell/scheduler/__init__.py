@@ -27,17 +27,22 @@ In the order in which a task meets them::
     service/        one device for several processes: client, service, device process
 """
 
-from .core import Core
-from .decision import SourceModel
-from .events import Event, Log
-from .executor import Capacity, Ended, Executor, Stopped
-from .handle import Handle
-from .policies import POLICIES
-from .policy import Decision, Hold, Launch, Policy, Preempt, Rates, Resize, View
-from .scheduler import Scheduler
-from .service.client import Client, connect
-from .task import Job, Kind, Placement, Profile, Request, State, Task
-from .tenants import Tenant
+from typing import TYPE_CHECKING
+
+from .. import registry
+
+if TYPE_CHECKING:
+    from .core import Core
+    from .decision import SourceModel
+    from .events import Event, Log
+    from .executor import Capacity, Ended, Executor, Stopped
+    from .handle import Handle
+    from .policies import POLICIES
+    from .policy import Decision, Hold, Launch, Policy, Preempt, Rates, Resize, View
+    from .scheduler import Scheduler
+    from .service.client import Client, connect
+    from .task import Job, Kind, Placement, Profile, Request, State, Task
+    from .tenants import Tenant
 
 __all__ = [
     "Capacity",
@@ -70,3 +75,22 @@ __all__ = [
     "View",
     "connect",
 ]
+
+_FROM = {
+    "core": "Core",
+    "decision": "SourceModel",
+    "events": "Event Log",
+    "executor": "Capacity Ended Executor Stopped",
+    "handle": "Handle",
+    "policies": "POLICIES",
+    "policy": "Decision Hold Launch Policy Preempt Rates Resize View",
+    "scheduler": "Scheduler",
+    "service.client": "Client connect",
+    "task": "Job Kind Placement Profile Request State Task",
+    "tenants": "Tenant",
+}
+"""Names of modules that are imported when a name is first used: the arbiter of programs needs no kernels."""
+
+if not TYPE_CHECKING:
+    _HOMES = {name: f"{module}:" for module, names in _FROM.items() for name in names.split()}
+    __getattr__, __dir__ = registry.on_first_use(__name__, _HOMES)
