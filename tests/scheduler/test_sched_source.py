@@ -1,4 +1,4 @@
-"""The table of docs/scheduler.md that says where each element of the source is: each file, name and test is there."""
+"""The table of lab/sched/SOURCE.md that says where each element of the source is: each file, name and test is there."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "scheduler.md"
-TITLE = "## The source, element by element"
+PAGE = ROOT / "lab" / "sched" / "SOURCE.md"
 CODE = (ROOT / "src/warpwell/scheduler", ROOT / "src/warpwell", ROOT)
 TESTS = (ROOT / "tests", ROOT / "src")
 
 
 def table() -> list[list[str]]:
-    section = PAGE.read_text(encoding="utf-8").split(TITLE + "\n")[1].split("\n## ")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in section.splitlines() if line[:1] == "|"]
+    text = PAGE.read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line[:1] == "|"]
     return rows[2:]  # without the head and the line below it
 
 
