@@ -111,6 +111,7 @@ def test_help_on_a_terminal_has_colors_and_the_same_text(monkeypatch: pytest.Mon
 
 def test_defaults_in_help_are_those_of_the_library() -> None:
     from warpwell.scheduler.events import KINDS
+    from warpwell.scheduler.service.device_process import METRICS_SECONDS
     from warpwell.turns.choice import CEILING, HOLD
     from warpwell.turns.operate import GRACE
 
@@ -127,6 +128,7 @@ def test_defaults_in_help_are_those_of_the_library() -> None:
         ("sched end", "--grace", GRACE),
     ):
         assert found[command, option].endswith(f"(default: {value:g})"), (command, option)
+    assert found["sched serve", "--metrics"].endswith(f" {METRICS_SECONDS:g} s")
     assert found["sched explain", "--kind"].endswith(f": {', '.join(KINDS)}")
 
 

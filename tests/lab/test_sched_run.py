@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -111,6 +110,7 @@ def test_an_open_trace_and_the_table(capsys: Capture) -> None:
         (["run", "--log", "/nowhere/l.jsonl"], "/nowhere does not exist"),
         (["explain", "absent.jsonl"], "absent.jsonl does not exist"),
         (["serve", "--allow", "x"], "add --group"),
+        (["serve", "--metrics", "absent/m.prom"], "--metrics absent/m.prom: the folder absent does not exist"),
         (["serve", "--tenants", "absent.json"], "absent.json does not exist: give the file of --tenants"),
         (["status", "--socket", "absent/s.sock"], "warpwell sched serve"),
     ],
@@ -279,39 +279,6 @@ def test_serving_until_a_signal(capsys: Capture, tmp_path: Path) -> None:
     assert not os.path.exists(f"/proc/{said['owner_pid']}")
 
 
-def test_metrics_that_cannot_be_written(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the start they end the service; later it goes on without."""
-    waits: list[float] = []
-
-    def wait(seconds: float) -> None:
-        waits.append(seconds)
-        if len(waits) == 1:
-            shutil.rmtree(tmp_path / "there")
-        if len(waits) == 3:
-            raise sched._Terminated
-
-    class Fake:
-        path = tmp_path / "s"
-        failure, unlogged, about = "", "No space left on device", {}
-
-        def __init__(self, *_: Any, **__: Any) -> None:
-            pass
-
-        start = close = lambda self, *_: None
-        status, render = (lambda self: {"owner_pid": 1}), (lambda self: "text\n")
-
-    monkeypatch.setattr(service, "Service", Fake)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    path = tmp_path / "there" / "m.prom"
-    code, out, err = called(capsys, "serve", "--metrics", str(path))
-    assert code == 2 and "does not exist" in err and "Serving" not in out and not waits
-    path.parent.mkdir()
-    monkeypatch.setattr(time, "sleep", wait)
-    code, out, err = called(capsys, "serve", "--metrics", str(path))
-    assert code == 0 and "Serving" in out and len(waits) == 3 and err.count("no metrics are written") == 1
-    assert err.count("events are missing from") == 1
-
-
 def test_a_service_gives_back_the_limits_of_turns(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,13 +291,12 @@ def test_a_service_gives_back_the_limits_of_turns(
 
     class Fake:
         path = tmp_path / "s"
-        failure, unlogged, about = "", "", {}
+        failure, about = "", {}
 
         def __init__(self, *_: Any, **__: Any) -> None:
             pass
 
         start = close = lambda self, *_: None
-        status, render = (lambda self: {"owner_pid": 1}), (lambda self: "text\n")
 
     monkeypatch.setenv("WARPWELL_TURNS", str(tmp_path))
     monkeypatch.setattr(service, "Service", Fake)

@@ -753,7 +753,7 @@ def test_requests_start_in_order_whatever_thread_starts_them() -> None:
 
 def test_signs_of_life_do_not_block_messages_to_a_stopped_service() -> None:
     process: Any = object.__new__(device_process.DeviceProcess)
-    process._scheduler, process._imports, process._unlogged = types.SimpleNamespace(failure=None), {}, ""
+    process._scheduler, process._imports = types.SimpleNamespace(failure=None), {}
     process._reports = types.SimpleNamespace(put=lambda _: None)
     with pair() as (process._control, _):
         for _ in range(2000):
@@ -822,7 +822,7 @@ from warpwell.scheduler.service import device_process, references
 from warpwell.scheduler.task import State
 
 device_process.BEAT_SECONDS, device_process.TIMEOUT_SECONDS = 0.05, 2.0
-device_process.RESUME_SECONDS = 20.0
+device_process.RESUME_SECONDS, device_process.METRICS_SECONDS = 20.0, 0.05
 class Kernel:
     def __init__(self, name): self.name = name
     def __getitem__(self, shape): return self
@@ -878,6 +878,7 @@ class Scheduler:
     def __init__(self, device, policy, *, log, **_):
         if policy == "bad": raise errors.ArgumentError("there is no policy 'bad': choose another")
         if policy == "dies": os._exit(9)
+        if policy == "slow metrics": device_process.METRICS_SECONDS = 1000.0
         self.log, self.runner = log, Runner(log)
     def inspect(self, function): return function(core)
     def task(self, launch, *values, tenant, **options):
@@ -977,7 +978,8 @@ def test_results_come_into_the_callers_arrays(make: Made) -> None:
         assert 'warpwell_launches_total{policy="p",tenant="default"} 4' in client.metrics()
         assert [e.kind for e in client.log()] == ["arrive", "launch", "end"] * 3 + ["arrive", "launch", "fail"]
         assert [e.task for e in client.log()] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
-        assert client.status()["held_bytes"] == 0 == service.status()["requests"]
+        status = client.status()
+        assert status["held_bytes"] == 0 == status["requests"]
 
 
 def test_cancelling_and_order(make: Made) -> None:
@@ -1234,7 +1236,7 @@ def test_invalid_requests_fail_alone(make: Made) -> None:
     service = make()
     named = {"path": "/k.py", "name": "double", "sha256": 64 * "0"}
     good: dict[str, Any] = {"kernel": named, "shape": [1], "arguments": [["int", 1]]}
-    open_files = f"/proc/{service.status()['owner_pid']}/fd"
+    open_files = f"/proc/{service.about['owner_pid']}/fd"
     connection = greeted(service)
     connection.send({"type": "status", "call": 1})
     connection.receive()
@@ -1363,7 +1365,8 @@ def test_nothing_is_held_for_clients_that_are_gone(make: Made, rounds: int) -> N
     for thread in threads:
         thread.join(HANG_SECONDS)
         assert not thread.is_alive()
-    until(lambda: (status := service.status()).get("held_bytes") == 0 == status["requests"])
+    with connect(service.path) as last:
+        until(lambda: (status := last.status())["held_bytes"] == 0 == status["requests"])
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
@@ -1598,7 +1601,9 @@ def test_a_client_refuses_services_that_it_does_not_understand(
     assert closed, caught  # while its error, and with it the client, still exists
 
 
-def test_a_log_on_a_full_disk_has_whole_lines_and_reports_that_some_are_missing(tmp_path: Path) -> None:
+def test_a_log_on_a_full_disk_has_whole_lines_and_reports_that_some_are_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Full(io.FileIO):
         room = 100
 
@@ -1608,14 +1613,45 @@ def test_a_log_on_a_full_disk_has_whole_lines_and_reports_that_some_are_missing(
                 raise OSError(errno.ENOSPC, "No space left on device")
             return super().write(text[:written])
 
-    process: Any = types.SimpleNamespace(_unlogged="")
+    process: Any = object.__new__(device_process.DeviceProcess)
+    process._unwritable = set()
     with Full(tmp_path / "log", "ab") as process._file:
-        for task in range(3):
-            device_process.DeviceProcess._append(process, {"task": task, "text": "x" * 50})
-        assert process._unlogged == "No space left on device"
+        for task in range(4):
+            process._append({"task": task, "text": "x" * 50})
+        assert caplog.text.count(f"events are missing from {tmp_path / 'log'}: No space left on device; `sched") == 1
         process._file.room = 1000
-        device_process.DeviceProcess._append(process, {"task": 3})
-    assert [json.loads(line)["task"] for line in (tmp_path / "log").read_text().splitlines()] == [0, 3]
+        process._append({"task": 4})
+    assert [json.loads(line)["task"] for line in (tmp_path / "log").read_text().splitlines()] == [0, 4]
+
+
+def test_metrics_that_cannot_be_written(make: Made, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """At the start they end the service; later they are reported once, and it continues."""
+    path = tmp_path / "folder" / "m.prom"
+    with pytest.raises(errors.ServiceError, match=r"does not start: .*No such file or directory"):
+        make(metrics=path)
+    path.parent.mkdir()
+    with connect(make(metrics=path).path) as client:
+        assert "warpwell_clients 0" in path.read_text()
+        client.submit(double[4], np.zeros(4)).result(HANG_SECONDS)
+        until(lambda: "warpwell_launches_total" in path.read_text())
+        for away in (tmp_path / "away", tmp_path / "away again"):
+            path.parent.rename(away)
+            until(lambda: f"no metrics are written to {path}: No such file" in capfd.readouterr().err)
+            time.sleep(0.5)  # ten intervals
+            assert "no metrics" not in capfd.readouterr().err
+            assert client.submit(double[4], np.zeros(4)).result(HANG_SECONDS) is None
+            path.parent.mkdir()
+            until(path.exists)
+
+
+def test_the_last_metrics_are_written_when_a_service_stops(make: Made, tmp_path: Path) -> None:
+    service = make(metrics=tmp_path / "m.prom", policy="slow metrics")
+    with connect(service.path) as client:
+        client.submit(double[4], np.zeros(4)).result(HANG_SECONDS)
+        assert "warpwell_launches_total" not in (tmp_path / "m.prom").read_text()
+    service.close()
+    assert "warpwell_launches_total" in (tmp_path / "m.prom").read_text()
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_places_where_a_service_does_not_listen(make: Made, tmp_path: Path) -> None:
@@ -1909,7 +1945,9 @@ def test_arrays_that_are_refused_are_not_counted(make: Made) -> None:
             connection.send({"type": "put", "call": call, "arrays": listed})
             with connection.receive() as reply:
                 assert reply.header["call"] == call and reply.header["error"]["class"] == "ServiceError"
-        assert service.status()["held_bytes"] == 0
+        connection.send({"type": "status", "call": 9})
+        with connection.receive() as reply:
+            assert reply.header["status"]["held_bytes"] == 0
 
 
 def test_arrays_on_the_device_may_be_freed_while_suspects_run(make: Made) -> None:

@@ -175,10 +175,11 @@ def test_several_processes_submit(service: Service, script: Path) -> None:
         for process in processes:
             out, _ = process.communicate(timeout=HANG_SECONDS)
             assert process.returncode == 0 and out.splitlines() == ["submitted", "right"]
-    text = service.render()
+    with connect(service.path, timeout=HANG_SECONDS) as client:
+        text, status = client.metrics(), client.status()
     for seed in range(3):
         assert f'warpwell_tasks_ended_total{{outcome="done",policy="lanes",tenant="tenant{seed}"}} 10' in text
-    assert service.status()["requests"] == 0
+    assert status["requests"] == 0
 
 
 def test_arrays_that_stay_on_the_device_and_requests_in_order(client: Client, kernels: Any) -> None:
@@ -189,7 +190,7 @@ def test_arrays_that_stay_on_the_device_and_requests_in_order(client: Client, ke
 
 
 def test_clients_that_are_gone_leave_no_threads(service: Service) -> None:
-    threads = Path(f"/proc/{service.status()['owner_pid']}/task")
+    threads = Path(f"/proc/{service.about['owner_pid']}/task")
     before = len(list(threads.iterdir()))
     for k in range(24):
         with connect(service.path, tenant=f"one of many {k}", timeout=HANG_SECONDS) as client:

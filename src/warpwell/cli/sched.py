@@ -25,10 +25,9 @@ from ._common import (
 
 if TYPE_CHECKING:
     from ..scheduler import Event, Log
-    from ..scheduler.service.service import Service
 
-METRICS_SECONDS = 5.0
-"""Interval at which a service writes its metrics."""
+FAILURE_SECONDS = 1.0
+"""Interval at which `serve` checks whether its service has failed."""
 
 _HOLD_TEXT = "how long a program may block others before it loses the lease (default: 10)"
 
@@ -87,7 +86,7 @@ def _add_serve(verbs: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--hold", type=float, metavar="SECONDS", help=_HOLD_TEXT)
     parser.add_argument("--stuck-after", type=float, metavar="SECONDS", help="time limit for a block of a kernel")
     parser.add_argument("--log", metavar="FILE", help="append every event to a file, for sched explain")
-    parser.add_argument("--metrics", metavar="FILE", help=f"write metrics for Prometheus every {METRICS_SECONDS:g} s")
+    parser.add_argument("--metrics", metavar="FILE", help="write metrics for Prometheus every 5 s")
     parser.add_argument("--max-message", default="1GiB", metavar="SIZE", help="limit of a submission (default: 1GiB)")
     text = "maximum size of the data that the service keeps for a tenant (default: 8GiB)"
     parser.add_argument("--max-held", default="8GiB", metavar="SIZE", help=text)
@@ -257,6 +256,8 @@ def _stop(number: int, _: object) -> None:
 
 
 def _serve_until_stopped(arguments: argparse.Namespace, output: Output) -> NoReturn:
+    import time
+
     from .._check import checked_nbytes
     from ..scheduler.service.service import Service
 
@@ -274,6 +275,7 @@ def _serve_until_stopped(arguments: argparse.Namespace, output: Output) -> NoRet
         allow=arguments.allow,
         trust_group=arguments.trust_group,
         log=arguments.log,
+        metrics=arguments.metrics,
         max_message=checked_nbytes(arguments.max_message, "max-message"),
         max_held=checked_nbytes(arguments.max_held, "max-held"),
         stuck=arguments.stuck_after,
@@ -283,32 +285,16 @@ def _serve_until_stopped(arguments: argparse.Namespace, output: Output) -> NoRet
             report("start", 0, 0)
             service.start()
         with _lease_limits(arguments.hold, tenants or {}):
-            _report_until_stopped(arguments, service, output)
+            output.result("Serving", {"socket": str(service.path), **service.about})
+            sys.stdout.flush()  # the parent process may wait for this line
+            while not service.failure:
+                time.sleep(FAILURE_SECONDS)
+        raise ServiceError(f"the device process failed to restart: {service.failure}")
     except KeyboardInterrupt:
         service.close(soon=True)
         raise
     finally:
         service.close()
-
-
-def _report_until_stopped(arguments: argparse.Namespace, service: Service, output: Output) -> NoReturn:
-    """Report that a service has started, and write its metrics until it is stopped or fails."""
-    import time
-
-    _write_metrics(arguments.metrics, service)  # an error here stops the service, and a later one does not
-    pid = service.status()["owner_pid"]
-    output.result("Serving", {"socket": str(service.path), **service.about, "owner_pid": pid})
-    sys.stdout.flush()  # the parent process may wait for this line
-    failing = reported = False
-    try:
-        while not service.failure:
-            time.sleep(METRICS_SECONDS)
-            failing = _retry_metrics(arguments.metrics, service, output, failing)
-            reported = _report_missing_events(arguments.log, service, output, reported)
-    finally:  # the last metrics of a stopped service, too
-        _retry_metrics(arguments.metrics, service, output, failing)
-        _report_missing_events(arguments.log, service, output, reported)
-    raise ServiceError(f"the device process failed to restart: {service.failure}")
 
 
 def _lease_limits(hold: float | None, tenants: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
@@ -324,34 +310,6 @@ def _lease_limits(hold: float | None, tenants: dict[str, Any]) -> contextlib.Abs
     if hold is None and not any(settings.values()):
         return contextlib.nullcontext()
     return limited(hold=HOLD if hold is None else hold, tenants=settings)
-
-
-def _write_metrics(path: str | None, service: Any) -> None:
-    if path is not None:
-        from ..scheduler.report.prometheus import write_text
-
-        if text := service.render():  # The file keeps the last metrics while a device process starts.
-            write_text(path, text)
-
-
-def _retry_metrics(path: str | None, service: Any, output: Output, failing: bool) -> bool:
-    """Write metrics; return whether that failed. Report it once: a full disk must not stop the tasks."""
-    try:
-        _write_metrics(path, service)
-    except OSError as error:
-        if not failing and not output.as_json:
-            output.notes.print(f"no metrics are written to {path}: {error.strerror or error}")
-        return True
-    return False
-
-
-def _report_missing_events(path: str, service: Any, output: Output, reported: bool) -> bool:
-    """Report once that events are missing from the log file; return whether that is so."""
-    if service.unlogged and not reported and not output.as_json:
-        output.notes.print(
-            f"events are missing from {path}: {service.unlogged}; `sched status --log` has the last ones"
-        )
-    return bool(service.unlogged)
 
 
 def _read_names(path: str | None, option: str) -> dict[str, Any] | None:

@@ -5,7 +5,8 @@ the service and of the status page. It imports the kernels that clients name, so
 then starts another one, and the clients resubmit.
 
 Threads: the first one receives all messages and never waits; each client has a worker (imports, copies); the scheduler
-has its own; the reporter sends results in the order in which requests ended, and writes the log.
+has its own; the reporter sends results in the order in which requests ended, and writes the log; the last one writes
+the file of metrics.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import errno
 import functools
 import io
 import json
+import logging
 import math
 import operator
 import os
@@ -42,7 +44,7 @@ from ...targets import default_device, to_device, to_host
 from ...turns import device_name
 from ..events import Event, Log
 from ..predict.learner import Learner
-from ..report.prometheus import LogMetrics
+from ..report.prometheus import LogMetrics, write_text
 from ..scheduler import Scheduler
 from ..task import Request, State
 from . import references
@@ -60,11 +62,16 @@ from .messages import (
 )
 from .recovery import Quarantine, Start, StatusPage
 
+_log = logging.getLogger(__package__)
+
 BEAT_SECONDS = 1.0
 """Interval of the signs of life to the service."""
 
 FAULT = 70
 """Exit status after a failure of the device or a stuck request."""
+
+METRICS_SECONDS = 5.0
+"""Interval at which the file of metrics is written."""
 
 SAVE_SECONDS = 30.0
 """Interval at which the learner's history is saved."""
@@ -188,7 +195,8 @@ class DeviceProcess:
         self._metrics, self._metrics_lock = LogMetrics(settings["policy"]), threading.Lock()
         path = settings["log"]
         self._file = None if path is None else open(path, "ab", buffering=0)
-        self._unlogged = ""
+        self._unwritable: set[str] = set()  # files whose error was logged
+        self._stopped = threading.Event()
         self._learner = Learner(saves=True)
         self._scheduler = scheduler(
             settings["device"] or default_device(),
@@ -221,10 +229,15 @@ class DeviceProcess:
         self._selector.register(control.sock, selectors.EVENT_READ, None)
         self._selector.register(self._wake, selectors.EVENT_READ, self._wake)
         threading.Thread(target=self._report, name="warpwell-reporter", daemon=True).start()
+        self._metrics_writer = threading.Thread(target=self._write_metrics, name="warpwell-metrics", daemon=True)
+        if settings["metrics"] is not None:
+            if not settings["restarts"]:  # An error ends the service at its start, and not later.
+                write_text(settings["metrics"], self._render(None))
+            self._metrics_writer.start()
 
     def run(self) -> None:
         """Serve until the service sends "stop" or is gone."""
-        self._control.send({"type": "ready", "about": self._properties, "pid": os.getpid()})
+        self._control.send({"type": "ready", "about": {**self._properties, "owner_pid": os.getpid()}})
         began = beat = saved = time.monotonic()
         while True:
             for key, ready in self._selector.select(max(0.0, beat - time.monotonic())):
@@ -264,12 +277,6 @@ class DeviceProcess:
                 self._control.send({"type": "joined", "key": key})
                 hello = {"type": "hello", "version": VERSION, "session": number, "tenant": tenant}
                 self._send(session, {**hello, "about": self._properties, "max_message": self._settings["max_message"]})
-            elif message.kind == "call":
-                call = {"type": "reply", "call": message.get("call", int)}
-                if message.get("name", str) == "status":
-                    self._control.send({**call, "status": self._status()})
-                else:
-                    self._control.send(call, [_text(self._render(None))])
             return message.kind != "stop"
 
     def _serve(self, session: Session) -> None:
@@ -697,7 +704,26 @@ class DeviceProcess:
                 self._file.truncate(self._file.tell() - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self._unlogged = error.strerror or str(error)
+            self._log_error(
+                self._file.name, "events are missing from %s: %s; `sched status --log` has the last ones", error
+            )
+
+    def _write_metrics(self) -> None:
+        """Write the file of metrics until the process ends. A full disk must not stop the requests."""
+        path, is_last = self._settings["metrics"], False
+        while not is_last:
+            is_last = self._stopped.wait(METRICS_SECONDS)
+            try:
+                write_text(path, self._render(None))
+                self._unwritable.discard(path)
+            except OSError as error:
+                self._log_error(path, "no metrics are written to %s: %s", error)
+
+    def _log_error(self, path: str, text: str, error: OSError) -> None:
+        """Log the error of a file that cannot be written, once."""
+        if path not in self._unwritable:
+            self._unwritable.add(path)
+            _log.error(text, path, error.strerror or error)
 
     def _end(self, submission: Submission) -> None:
         """Send the result of a request whose tasks have ended."""
@@ -777,7 +803,7 @@ class DeviceProcess:
             text = f"importing its file of kernels took over {IMPORT_SECONDS:g} s"
             self._fault(text, submission.token, error_fields(errors.TaskLostError(text)))
         if self._control.is_writable():  # A stopped service leaves room for the messages that must not be lost.
-            self._control.send({"type": "beat", "unlogged": self._unlogged})
+            self._control.send({"type": "beat"})
         self._reports.put(self._clear_waiting)
 
     def _fault(self, message: str, token: int = 0, error: dict[str, Any] | None = None) -> None:
@@ -788,7 +814,10 @@ class DeviceProcess:
 
     def close(self) -> None:
         """Save what was measured, and end the process without waiting for its tasks."""
+        self._stopped.set()
         self._save()
+        if self._settings["metrics"] is not None:
+            self._metrics_writer.join(TIMEOUT_SECONDS)
         os._exit(0)
 
 

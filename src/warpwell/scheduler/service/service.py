@@ -24,7 +24,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,9 +58,6 @@ MAX_STARTS = 3
 
 EXIT_SECONDS, URGENT_EXIT_SECONDS = 5.0, 0.25
 """Time that the device process has to exit before it is killed; the second if the user waits after Ctrl-C."""
-
-CALL_SECONDS = 5.0
-"""Time that the device process has to answer a call of the service."""
 
 MAX_SESSIONS = 4096
 """Sessions that clients may continue on another connection."""
@@ -108,6 +104,8 @@ class Service:
         Accept any kernel from other users: each of them can then do whatever this user can.
     log : path, optional
         File to which every event is appended, as JSON lines.
+    metrics : path, optional
+        File that the device process replaces every few seconds by metrics in Prometheus' text format.
     max_message, max_held : int or str
         Maximum size of the arrays of one message, and of the data of one tenant at the service, in bytes.
     stuck : float, optional
@@ -133,6 +131,7 @@ class Service:
         allow: Sequence[str] = (),
         trust_group: bool = False,
         log: str | os.PathLike[str] | None = None,
+        metrics: str | os.PathLike[str] | None = None,
         max_message: int | str = messages.MAX_BYTES,
         max_held: int | str = MAX_HELD,
         stuck: float | None = None,
@@ -161,14 +160,14 @@ class Service:
             "allow": references.checked_patterns(allow),
             "trust": trust_group,
             "log": None if log is None else os.path.abspath(log),
+            "metrics": None if metrics is None else os.path.abspath(metrics),
             "began": time.monotonic(),
         }
         self._patience, self._silence, self._command = patience, silence, tuple(command)
         self.about: dict[str, Any] = {}
-        self.failure = self.unlogged = ""
+        self.failure = ""
         self.process: subprocess.Popen[bytes] | None = None
         self._control: Connection | None = None
-        self._sending = threading.Lock()
         self._is_ready = False
         self._ready = threading.Event()
         self._last_message = 0.0  # when the device process sent its last message
@@ -179,7 +178,6 @@ class Service:
         self._clients: dict[int, Client] = {}
         self._sessions: dict[int, tuple[int, str]] = {}  # user and tenant
         self._numbers = itertools.count(1)
-        self._replies: dict[int, Future[tuple[dict[str, Any], list[Any]]]] = {}
         self._selector: selectors.BaseSelector
         self._wake = -1
         self._listener: socket.socket | None = None
@@ -243,34 +241,6 @@ class Service:
                 os.close(self._wake)
                 os.close(self._page.fd)
             unfinished.discard(self.path)
-
-    def status(self) -> dict[str, Any]:
-        """Return policy, device and counters, as plain data; or a part of it if the device process does not answer."""
-        header, _ = self._call("status")
-        pid = None if self.process is None else self.process.pid
-        found: dict[str, Any] = header.get("status", {**self.about, "owner_pid": pid})
-        return found
-
-    def render(self) -> str:
-        """Return metrics in Prometheus' text format; empty without an answer of the device process."""
-        _, arrays = self._call("metrics")
-        return arrays[0].tobytes().decode() if arrays else ""
-
-    def _call(self, name: str) -> tuple[dict[str, Any], list[Any]]:
-        """Call the device process; return header and arrays of its answer; empty if it does not answer in time."""
-        number, reply = next(self._numbers), Future[tuple[dict[str, Any], list[Any]]]()
-        self._replies[number] = reply
-        control = self._control if self._is_ready else None
-        try:
-            if control is not None:
-                with self._sending:
-                    control.send({"type": "call", "call": number, "name": name}, wait=False)
-                return reply.result(CALL_SECONDS)
-        except (OSError, TimeoutError):
-            pass
-        finally:
-            self._replies.pop(number, None)
-        return {}, []
 
     def _listen(self) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -512,13 +482,8 @@ class Service:
             client.joined = True
         elif message.kind == "left" and client is not None:
             self._forget(client)
-        elif message.kind == "beat":
-            self.unlogged = message.get("unlogged", str)
         elif message.kind in ("fault", "refused"):
             self._fault = message.header
-        elif message.kind == "reply" and (reply := self._replies.get(message.get("call", int))) is not None:
-            with contextlib.suppress(InvalidStateError):
-                reply.set_result((message.header, message.arrays()))
 
     def _bury(self, reason: str) -> None:
         """End a device process that has died, or that does not answer, and close the connections that it had."""
@@ -539,8 +504,7 @@ class Service:
         except subprocess.TimeoutExpired:
             process.kill()
             code = process.wait()
-        with self._sending:  # Another thread must not send on a descriptor that is used again.
-            control.close()
+        control.close()
         if not reason and code:
             killed = code < 0 and f"it was killed by signal {-code} ({signal.strsignal(-code)})"
             reason = killed or f"it exited with status {code}"
