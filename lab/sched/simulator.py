@@ -267,7 +267,6 @@ class Simulator(Executor):
         self._runs: dict[Job, Simulated] = {}
         self._saved_positions: dict[Job, float] = {}
         self._behind: dict[Job, tuple[Job, Placement]] = {}
-        self._relieves: dict[Job, Job] = {}
         self._events: list[Ended | Stopped] = []
 
     @property
@@ -296,20 +295,6 @@ class Simulator(Executor):
         else:
             self._begin(job, placement)
         return True
-
-    def relieve_when(self, mate: Job, job: Job) -> bool:
-        """Relieve the workers of a job when another one begins; no host takes part."""
-        self._command(mate, True)
-        if job in self._runs:
-            self._relieve(mate)  # it has begun
-        elif self._is_present(job):
-            self._relieves[job] = mate
-        return True
-
-    def _relieve(self, job: Job) -> None:
-        run = self._runs.get(job)
-        if run is not None and not run.plain and not run.mode:
-            self._request_quota(run, run.next_allowed, True)
 
     def _take(self, job: Job, placement: Placement) -> None:
         """Check a launch, and let the time pass that the host takes for it."""
@@ -368,7 +353,6 @@ class Simulator(Executor):
     def _withdraw(self, job: Job, predecessor: Job) -> None:
         """Withdraw a job that has not begun; its successor follows its predecessor."""
         del self._behind[predecessor]
-        self._relieves.pop(job, None)
         following = self._behind.pop(job, None)
         if following is not None:
             self._behind[predecessor] = following
@@ -555,9 +539,6 @@ class Simulator(Executor):
         following = self._behind.pop(job, None)
         if following is not None:
             self._begin(*following)
-            mate = self._relieves.pop(following[0], None)
-            if mate is not None:
-                self._relieve(mate)
 
     def _apply_quota(self, run: Simulated) -> None:
         run.allowed = run.next_allowed

@@ -301,10 +301,6 @@ class FakeGpu:
         event.set()
         return event
 
-    def write_word(self, stream: _Stream, address: int, value: int) -> None:
-        """See `Gpu`."""
-        stream.operations.put(lambda: view_of(address, 8, np.int64).fill(value))
-
     def wait_word(self, stream: _Stream, address: int, least: int) -> None:
         """See `Gpu`."""
         word = view_of(address, 8, np.int64)

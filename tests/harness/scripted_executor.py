@@ -87,11 +87,6 @@ class ScriptedExecutor(Executor):
         self._begin(job, min(self._ends.get(other, self._now), self._stops.get(other, math.inf)))
         return True
 
-    def relieve_when(self, mate: Job, job: Job) -> bool:
-        """Note it, where it puts jobs behind others."""
-        self._call("relieve_when", mate.number, job.number)
-        return self._queues
-
     def _begin(self, job: Job, time: float) -> None:
         self._from[job] = time, job.done
         self._ends[job] = time + (self.truth(job.task).seconds or 0.0) * job.left

@@ -829,31 +829,9 @@ def test_a_failure_behind_another_or_before_it_stops_nobody_else(queues: bool) -
     assert not core.busy and core.tenants["default"].running == 0
 
 
-def test_who_is_relieved_when_another_begins_is_younger() -> None:
-    class Pair(Behind):
-        def decide(self, view):
-            if len(view.running) < 2 and not view.trains and view.waiting:
-                return [Launch(view.waiting[0])]
-            if view.waiting and not view.trains:
-                return [Launch(view.waiting[0], behind=view.running[0], relieves=view.running[1])]
-            return []
-
-    for queues in (False, True):
-        core = Core(ScriptedExecutor(queues=queues), Pair(), limit=2)
-        for name, seconds in (("short", 1.0), ("long", 5.0), ("next", 2.0)):
-            core.submit(Request(name, [task(name, seconds)]))
-        while core.executor.now() < 1.0:
-            core.executor.wait(core.step())
-        core.step()
-        assert [job.task.name for job in core.running] == (["next", "long"] if queues else ["long", "next"])
-        assert (("relieve_when", 1, 2) in core.executor.calls) is queues
-        finish(core)
-
-
 REQUESTS = {
     "preempt": lambda view: [Preempt(view.running[0])],
     "resize": lambda view: [Resize(view.running[0], 2, younger=True)],
-    "relieve_when": lambda view: [Launch(view.waiting[0], behind=view.running[0], relieves=view.running[1])],
 }
 
 
@@ -873,8 +851,7 @@ def test_an_executor_that_cannot_do_what_is_asked_of_one_that_runs_stops_nobody(
     assert sum(call[0] == name for call in executor.calls) == 1
     assert [job.state for job in core.jobs] == [State.DONE] * 4 and not core.busy
     assert core.tenants["default"].running == 0
-    kind = "launch" if name == "relieve_when" else name
-    assert [e.kind for e in core.log if "the device is busy" in str(e.why.get("error"))] == [kind]
+    assert [e.kind for e in core.log if "the device is busy" in str(e.why.get("error"))] == [name]
 
 
 def test_one_whose_cancelling_raises_runs_to_its_end() -> None:
@@ -936,9 +913,7 @@ class Wild(Policy):
         if len(running) < view.limit and (not running or rng.random() < 0.5):
             return [Launch(job, rng.choice([PLAIN, Placement(), Placement(5)]))]
         if len(behind) < self.ahead and rng.random() < 0.5:
-            return [
-                Launch(job, rng.choice([PLAIN, Placement()]), behind=rng.choice(running), relieves=rng.choice(running))
-            ]
+            return [Launch(job, rng.choice([PLAIN, Placement()]), behind=rng.choice(running))]
         return []
 
 
@@ -980,7 +955,7 @@ def test_whatever_a_policy_does_every_task_ends_and_gives_back_what_it_had(devic
     ends = (State.DONE, State.FAILED, State.CANCELLED)
     assert not core.busy and all(job.state in ends for job in core.jobs)
     assert all(job.done == job.task.blocks for job in core.jobs if job.state is State.DONE)
-    assert core.free_memory == 100 and not core._relieves
+    assert core.free_memory == 100
     assert all(its.running == its.waiting == its.held == 0 for its in core.tenants.values())
 
 

@@ -29,7 +29,6 @@ from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.executors.gpu import Gpu
 from warpwell.scheduler.executors.lines import AHEAD, AHEAD_NS, LAUNCH, Lines, address_of
 from warpwell.scheduler.task import Prepared, State
-from warpwell.targets.blocks.control import BEGUN, STOP
 from warpwell.targets.primitives import backoff
 from warpwell.testing.executors import ExecutorConformance
 
@@ -313,28 +312,6 @@ def test_a_kernel_that_is_wanted_to_be_measured_is(words: bool, placement: Place
     executor.launch(job, placement)
     (event,) = conformance.ends(executor, 1)
     assert isinstance(event, Ended) and event.error is None and event.seconds is not None
-    executor.close()
-
-
-def test_a_mate_is_relieved_without_the_host() -> None:
-    gpu = FakeGpu()
-    executor = fake_executor_over(gpu)
-    conformance = TestCudaExecutorWithoutGpu()
-    conformance.finish_one(executor)
-    (mate, x), (first, y) = held(executor), held(executor)
-    second = conformance.job(executor)
-    assert executor.launch_behind(second, Placement(workers=1), first)
-    assert executor.relieve_when(mate, second)
-    control = executor._runs[mate].control
-    time.sleep(0.05)
-    assert gpu.read_words(control + 8 * STOP, 1)[0] == 0 and gpu.read_words(control + 8 * BEGUN, 1)[0] == 1
-    y[0] = 1
-    until(lambda: gpu.read_words(control + 8 * STOP, 1)[0] == 1)
-    x[0] = 1  # so the old worker ends its block
-    until(lambda: gpu.read_words(control + 8 * BEGUN, 1)[0] == 2)
-    events = conformance.ends(executor, 3)
-    assert all(isinstance(event, Ended) and event.error is None for event in events)
-    assert not executor._runs and not executor._busy
     executor.close()
 
 

@@ -50,8 +50,8 @@ def test_whichever_comes_first_the_memory_intensive_kernel_is_older(first: Kind)
     ran = run(core, (0.0, task(first, 60.0)), (5e-3, task(second, 60.0)))
     assert ran.metrics().stp > 1.7  # 1.94 together; 5 ms alone at the beginning, and the rest of one at the end
     assert not events_of(core, "preempt")
-    relieved = [name for name, why in events_of(core, "resize") if why.get("younger")]
-    assert relieved == (["compute"] if first is C else [])
+    reissued = [name for name, why in events_of(core, "resize") if why.get("younger")]
+    assert reissued == (["compute"] if first is C else [])
     if first is C:  # its workers leave once the newcomer waits for their room
         kinds = [event.kind for event in core.log if event.name == "memory" or event.kind == "resize"]
         assert kinds.index("launch") < kinds.index("resize")
@@ -62,15 +62,7 @@ def test_each_memory_intensive_kernel_is_older_than_the_compute_intensive_one_th
     arrivals = [(0.0, task(C, 60.0)), *[(0.0, task(M, 10.0)) for _ in range(5)]]
     ran = run(core, *arrivals)
     assert ran.metrics().stp > 1.6
-    # the device relieves it when the next one begins
-    assert [why["relieves"] for name, why in events_of(core, "launch") if "relieves" in why] == [0] * 4
-    assert not any(why.get("younger") for _, why in events_of(core, "resize"))
-
-
-def test_where_the_device_cannot_relieve_a_kernel_the_policy_does_when_the_next_one_begins() -> None:
-    core = core_of()
-    core.executor.relieve_when = lambda mate, job: False  # type: ignore[method-assign]
-    run(core, (0.0, task(C, 60.0)), *[(0.0, task(M, 10.0)) for _ in range(5)])
+    # Re-issued when each of the four successors has started.
     assert [name for name, why in events_of(core, "resize") if why.get("younger")] == ["compute"] * 4
 
 

@@ -247,12 +247,11 @@ def test_a_launch_behind_another_says_so() -> None:
     log = Log()
     log.add(Event(0.0, "arrive", 0, "compute"))
     log.add(Event(0.0, "arrive", 1, "memory"))
-    why = {"rule": "next", "beside": [0], "behind": 1, "relieves": 0, "workers": 4, "share": 0.5}
+    why = {"rule": "next", "beside": [0], "behind": 1, "workers": 4, "share": 0.5}
     log.add(Event(1.0, "launch", 2, "memory", why=why))
     assert told(log)["launch", 2, 1.0] == (
         "memory (task 2) was launched behind memory (task 1) beside compute (task 0): it is the next of its class, and "
-        "begins when that one has left; it gets 4 workers; the workers of compute (task 0) are relieved then "
-        "(share = 0.5)."
+        "begins when that one has left; it gets 4 workers (share = 0.5)."
     )
 
 

@@ -1154,13 +1154,6 @@ FAULTS = (
         (Edit(_GPU, "CudaExecutor._next_line", " if run.is_launched() else None", ""),),
     ),
     Fault(
-        "relief-takes-back",
-        "workers",
-        "a pending relief overrides a later command of the host that stops more workers",
-        (Edit(_GPU, "CudaExecutor.relieve_when", "run.control + 8 * STOP", "run.control + 8 * FLOOR"),),
-        seed=8774,
-    ),
-    Fault(
         "earlier-launch-forgotten",
         "workers",
         "after its last launch is withdrawn, a kernel loses the progress of the launch before it",

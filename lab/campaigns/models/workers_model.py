@@ -202,9 +202,6 @@ class _Gpu:
             self.scheduler.pause()
             self.memory[address + 8 * k] = int(value)
 
-    def write_word(self, stream: _Stream, address: int, value: int) -> None:
-        stream.operations.append(lambda: self._store(address, [value]))
-
     def wait_word(self, stream: _Stream, address: int, minimum: int) -> None:
         stream.operations.append(lambda: self.scheduler.pause(lambda: self.memory[address] >= minimum))
 
@@ -352,8 +349,6 @@ class WorkersModel:
                     elif executor.launch_behind(job, placement, peer):
                         jobs[job].before = None if peer in leaving else jobs[peer]
                         predecessors[job] = peer
-                        if len(peers) == 2 and self.random.random() < 0.7:
-                            executor.relieve_when(peers[1], job)
                     else:
                         continue
                     running.add(job)

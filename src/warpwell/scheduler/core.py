@@ -119,7 +119,6 @@ class Core:
         self._launches = 0
         self._look_again: float | None = None
         self._trains: dict[Job, Train] = {}
-        self._relieves: dict[Job, Job] = {}
         self._failed: deque[Ended | Stopped] = deque()
         self._launching: Job | None = None
         self._unwritten: list[tuple[Any, ...]] = []
@@ -392,10 +391,6 @@ class Core:
         else:
             del self.running[place]
             self.running.append(following)  # its workers are the youngest
-        relieved = self._relieves.pop(following, None)
-        if relieved in self.running:
-            self.running.remove(relieved)
-            self.running.append(relieved)
         following.since = time
         if following.started is None:
             following.started = time
@@ -413,7 +408,6 @@ class Core:
         place = train.index(job)
         del train[place]
         train.given -= place < train.given
-        self._relieves.pop(job, None)
         if not train:
             del self._trains[next(head for head, its in self._trains.items() if its is train)]
 
@@ -590,22 +584,12 @@ class Core:
         train.append(job)
         self._trains[head] = train
         job.train, job.placement, job.state, job.since, job.alone = train, placement, RUNNING, now, False
-        if decision.relieves is not None and train.given == len(train):
-            why = self._relieve_when(decision.relieves, job, why)
         self._write("launch", job, now, {**why, "behind": last.number})
         self._leave_queue(job)
         self.tenants[job.task.tenant].running += 1
         if not placement.plain:
             self._launches += 1
         return True
-
-    def _relieve_when(self, mate: Job, job: Job, why: dict[str, Any]) -> dict[str, Any]:
-        """Have a running job relieved when another begins, if the executor can; return what the log says."""
-        relieves, failed = _ask(self.executor.relieve_when, mate, job)
-        if not relieves:
-            return {**why, **failed}
-        self._relieves[job] = mate
-        return {**why, "relieves": mate.number}
 
     def _preempt(self, decision: Preempt, now: float) -> None:
         job = decision.job
@@ -625,7 +609,7 @@ class Core:
             job.ran += now - job.since
         job.since = now
         here = job.train is not None and job.train.index(job) >= job.train.given
-        failed = {} if here else _ask(self.executor.preempt, job, mode)[1]
+        failed = {} if here else _failure_of(self.executor.preempt, job, mode)
         self._write("preempt", job, now, {**why, "mode": mode, "saved": self._saved(job), **failed})
         if here:
             self._happened(Stopped(job, now, job.done))
@@ -657,7 +641,7 @@ class Core:
             self.running.remove(job)
             self.running.append(job)
             why["younger"] = True
-        self._write("resize", job, now, {**why, **_ask(self.executor.resize, job, workers, younger)[1]})
+        self._write("resize", job, now, {**why, **_failure_of(self.executor.resize, job, workers, younger)})
 
     def _hold(self, decision: Hold, now: float) -> None:
         """Log a preemption that was weighed and not done, once for the same newcomer beside the same kernels."""
@@ -684,14 +668,15 @@ class Core:
         return errors.SchedulerError(f"policy {self.policy.name!r} {what}: correct the policy")
 
 
-def _ask(request: Callable[..., Any], *about: Any) -> tuple[Any, dict[str, str]]:
-    """Ask an executor to change what runs; return its answer, and what the log says if it raised (see `Executor`)."""
+def _failure_of(change: Callable[..., None], *arguments: Any) -> dict[str, str]:
+    """Change a running job by a method of the executor; return the log entry of an error (see `Executor`)."""
     try:
-        return request(*about), {}
+        change(*arguments)
     except errors.TaskLostError:
         raise
-    except Exception as error:  # the job runs on, and the others do
-        return None, {"error": repr(error)}
+    except Exception as error:  # the job continues, and so do the others
+        return {"error": repr(error)}
+    return {}
 
 
 def _plain(job: Job) -> bool:

@@ -85,10 +85,9 @@ class Executor(ABC):
     least one worker (`ArgumentError`: preempt a task that is to have none). Only the thread of the scheduler calls
     these methods, but for `wake` and `keeps`. `ExecutorConformance` in `warpwell.testing` checks all of it.
 
-    What a launch raises is the failure of its task. `preempt`, `resize` and `relieve_when` ask something of a job that
-    runs: if one of them raises, the job runs on, to its `Ended` or `Stopped`; the scheduler logs the error and does not
-    ask again. `TaskLostError` from any of these three, and what `poll` raises, says that the device is lost: that ends
-    the scheduler.
+    What a launch raises is the failure of its task. `preempt` and `resize` change a running job: if one of them raises,
+    the job continues to its `Ended` or `Stopped`; the scheduler logs the error and does not repeat the call.
+    `TaskLostError` from either, or any error from `poll`, means that the device is lost, and ends the scheduler.
 
     Attributes
     ----------
@@ -118,14 +117,6 @@ class Executor(ABC):
         """
         return False
 
-    def relieve_when(self, mate: Job, job: Job) -> bool:
-        """Relieve the workers of `mate` when `job`, which `launch_behind` took, begins; no host takes part.
-
-        They are relieved as `resize` does with `younger`, and the quota stays. Return False where it cannot be. Nothing
-        happens if either of the two has left before.
-        """
-        return False
-
     @abstractmethod
     def preempt(self, job: Job, mode: str = "drain") -> None:
         """Ask a running job to leave: "drain" (blocks that run end), "switch" (they are saved).
@@ -138,9 +129,9 @@ class Executor(ABC):
     def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
         """Change the quota of a running job: it shrinks at block ends and never exceeds the new quota after that.
 
-        With `younger`, all its workers are relieved: they leave at block ends, and others that wait behind them, as
-        many as the quota says, come in their place. So it is younger than all that was launched before this call.
-        Where the age of workers changes nothing (a CPU), it has no effect.
+        With `younger`, the job is re-issued: all its workers leave at block ends, and as many new ones as the quota
+        allows, which wait behind them, replace them. So it is younger than all that was launched before this call. It
+        has no effect if the age of workers changes nothing (a CPU).
         """
 
     @abstractmethod

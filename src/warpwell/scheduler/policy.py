@@ -82,15 +82,14 @@ class Launch:
     policy is asked. If a job is preempted,
     those in its train leave it first; one that is launched `behind` it after that takes its place.
 
-    Where that job is to be older than a running one, that is named as `relieves`: its workers are relieved when the job
-    begins. If the executor cannot do that, the order of `View.running` says so at its turn.
+    A job that starts behind another one is the youngest: if it must be older than a running job, re-issue that job
+    (`Resize.younger`) when it has started.
     """
 
     job: Job
     placement: Placement = field(default_factory=Placement)
     why: dict[str, Any] = field(default_factory=dict)
     behind: Job | None = None
-    relieves: Job | None = None
 
 
 @dataclass(slots=True)
@@ -105,7 +104,7 @@ class Preempt:
 
 @dataclass(slots=True)
 class Resize:
-    """Change a running job's quota; with `younger`, relieve its workers, so that it comes last in residency."""
+    """Change a running job's quota; with `younger`, re-issue it, so that it is the last in order of residency."""
 
     job: Job
     workers: int | None

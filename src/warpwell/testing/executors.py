@@ -458,22 +458,6 @@ class ExecutorConformance:
         assert [event.job for event in events] == [first, second] and isinstance(events[1], Ended)
         self.again(executor, [first, second], events)
 
-    @pytest.mark.parametrize("how", ["begins", "is withdrawn", "mate leaves", "mate grows"])
-    def test_a_mate_is_relieved_when_another_begins(self, executor: Executor, how: str) -> None:
-        first, second = self.train(executor, 2, Placement(workers=2))
-        mate = self.job(executor, rounds=4 * self.ROUNDS)
-        executor.launch(mate, Placement(workers=2))
-        executor.relieve_when(mate, second)
-        if how == "is withdrawn":
-            executor.preempt(second)
-        elif how == "mate leaves":
-            executor.preempt(mate)
-        elif how == "mate grows":
-            executor.resize(mate, 3)
-        events = self.ends(executor, 3)
-        assert {event.job for event in events} == {first, second, mate}
-        self.again(executor, [first, second, mate], events)
-
     @pytest.mark.parametrize("seed", range(4))
     def test_quotas_change_while_others_are_behind(self, executor: Executor, seed: int) -> None:
         rng = random.Random(seed)

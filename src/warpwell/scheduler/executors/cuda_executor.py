@@ -19,8 +19,8 @@ second thread prepares the arguments, compiles, and copies arrays back. ::
   it to that of the next worker. What was launched again has larger numbers.
 - Shrinking raises the number by as many as are to leave: the oldest. Growing launches those that are missing in another
   line, which the GPU holds up until those that were to leave have left: a quota is never exceeded.
-- Workers are relieved by a preemption and others in the same line, which begin as those leave: they are younger than
-  all that was launched meanwhile.
+- A re-issue is a preemption and new workers in the same line, which start as the old ones leave: they are younger than
+  all that was launched in between.
 - Tasks that are behind workers must come behind the youngest of them. So where workers are launched, those behind leave
   first, and are launched once more.
 """
@@ -36,14 +36,14 @@ from typing import Any
 from ... import errors
 from ..._check import checked_nbytes
 from ..._os import Threads
-from ...targets.blocks import BEGUN, CURSOR, FLOOR, LEFT, NEVER, STOP, BlockLaunch
+from ...targets.blocks import BEGUN, CURSOR, FLOOR, LEFT, NEVER, BlockLaunch
 from ..batch import Batch
 from ..executor import Capacity, Ended, Machine, Stopped
 from ..predict.peaks import machine_for
 from ..task import Job, Placement
 from .block_executor import BlockExecutor, Phase
 from .cuda_launch import Ahead, Order, Pace, Records
-from .cuda_run import CudaRun, Kept, Relief, lost_with
+from .cuda_run import CudaRun, Kept, lost_with
 from .gpu import Gpu
 from .lines import NOTHING, SLOTS, Line
 
@@ -67,7 +67,7 @@ REST = 2.0
 """The same, in times of what the scheduler did since the last one: where Python is slow, other threads want it, too."""
 
 SOME = 64
-"""Rows that a line has left where workers relieve others in it."""
+"""Minimum number of free rows of a line in which workers are re-issued."""
 
 LEVELS = 8
 """Priorities of streams, at most."""
@@ -191,50 +191,6 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         self._push(run, line, row, workers)
         return True
 
-    def relieve_when(self, mate: Job, job: Job) -> bool:
-        """See `Executor`.
-
-        Their relief waits in a line for the workers of `mate` to have left. Another line waits for the first worker of
-        `job`, and then makes them leave. If they leave before, by themselves or as the host says, that is late and does
-        nothing; if `job` is withdrawn, it is let go.
-        """
-        run, begins = self._runs.get(mate), self._runs.get(job)
-        if (
-            run is None
-            or begins is None
-            or run.phase is not Phase.RUNNING
-            or begins.phase is not Phase.RUNNING
-            or not run.count
-            or not begins.count
-            or run.waits
-            or self._is_followed(run)
-        ):
-            return False
-        self._settle(run)
-        row = self._workers_row(run)
-        line = self._next_line(run) if row is not None and begins.is_launched() else None
-        other = None if line is None else self._next_line(run)
-        if line is None or other is None:
-            return False  # the line is given back when something else ends
-        self._gpu.wait_word(line.stream, begins.control + 8 * BEGUN, begins.top - begins.count - begins.never + 1)
-        self._gpu.write_word(line.stream, run.control + 8 * STOP, run.top)
-        self._push_relief(line, {run: run.top})
-        self._launch_more(run, row, other, run.top, told=False)
-        return True
-
-    @staticmethod
-    def _push_relief(line: Line, floors: dict[CudaRun, int]) -> None:
-        """Note that a line's stream was given something that looks at records of runs, or writes to them."""
-        relief = Relief(floors)
-        for run in floors:
-            run.reliefs = [*run.reliefs, relief]
-        line.push(NOTHING, 0.0, relief)
-
-    def _settle(self, run: CudaRun) -> None:
-        """Relieve a run now if it is to be relieved later: then its workers are those that were launched last."""
-        if run.reliefs and run.floor < run.reliefs[-1].floors[run]:
-            self._leave(run, run.reliefs[-1].floors[run])
-
     def prepare(self, job: Job) -> None:
         """See `Executor`. It is done while `wait` has nothing else to do, where nothing is copied or compiled."""
         self._ahead.note(job)
@@ -253,8 +209,6 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             return
         if run.behind and self._withdraw(run) and not run.rows:
             run.line = None
-            if run.count:  # what waits for it to begin is let go
-                self._gpu.set_word(run.control + 8 * BEGUN, NEVER)
             time = self._time()
             if 0 < run.count < run.top - run.gone and self.claimed(job) > run.done:  # by workers of an earlier launch
                 run.phase = Phase.STOPPING
@@ -275,12 +229,11 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         run = self._running(job)
         run.placement = replace(run.placement, workers=workers)
         if run.phase is Phase.RUNNING and run.count:
-            self._settle(run)
             quota, now = run.most(), run.top - run.floor
             if self._is_followed(run):
-                younger = False  # what runs whole and is on the GPU behind them would come before those that relieve
+                younger = False  # an unmodified kernel that is queued on the GPU would start before the new workers
             if younger or (quota > now and run.waits):
-                self._relieve(run)
+                self._reissue(run)
             elif quota < now:
                 self._leave(run, run.top - quota)
             else:
@@ -357,8 +310,8 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         began, told = self._began, self._told
         for line in list(self._busy):
             for run, status, _, ended in line.reap():
-                if type(run) is Relief:
-                    self._relieved(run)
+                if isinstance(run, list):
+                    self._release_records(run)
                     continue
                 if run.line is line and line.told > run.ticket:
                     run.line = None
@@ -387,12 +340,11 @@ class CudaExecutor(BlockExecutor[CudaRun]):
                 self._lines.give(line)
         return None
 
-    def _relieved(self, relief: Relief) -> None:
-        """Note that workers of runs were told to leave, or would have been."""
-        for run, floor in relief.floors.items():
-            run.reliefs = [its for its in run.reliefs if its is not relief]
-            run.floor = max(run.floor, floor)
-            if run.gave and not run.reliefs:
+    def _release_records(self, runs: list[CudaRun]) -> None:
+        """Give back the records that a stream has stopped waiting for, if their runs have ended."""
+        for run in runs:
+            run.pending_waits -= 1
+            if run.gave and not run.pending_waits:
                 self._records.give(run.gave)
 
     def _left(self, run: CudaRun, time: float) -> None:
@@ -418,7 +370,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             if run.phase is Phase.STOPPING:
                 run.phase = Phase.STOPPED
                 self._events.append(Stopped(run.job, self._pace.freed(time), run.done))
-            else:  # the launch of those that were to relieve them failed
+            else:  # the launch of their replacements failed
                 self._start(run)
         else:
             self._finish(run, time)
@@ -593,7 +545,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         else:
             run.pair, run.kept = None, []
         run.count = run.wanted if workers else 0
-        # workers are not held back, so that those who relieve them or come behind need no host
+        # workers are not held back, so that their followers need no host
         expected = 0.0 if workers else task.profile.seconds or 0.0
         run.ticket = line.push(row, expected, run, timer or (0, 0))
         run.line = line
@@ -657,7 +609,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             if line is not None:
                 self._launch_more(run, self._workers_row(run, missing), line, run.floor)
 
-    def _relieve(self, run: CudaRun) -> None:
+    def _reissue(self, run: CudaRun) -> None:
         """Make all workers leave at the end of their blocks, and those that the placement wants now come after them."""
         row, line = self._workers_row(run), run.line
         # of one line they come one behind the other; else they wait for the others to have left
@@ -679,20 +631,17 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             self._busy.append(line)
         return line
 
-    def _launch_more(self, run: CudaRun, row: Any, line: Line, floor: int, told: bool = True) -> None:
-        """Launch more workers, once those below a number have left; what is behind the run comes behind them.
-
-        They are told to leave, unless another tells them (`told`).
-        """
+    def _launch_more(self, run: CudaRun, row: Any, line: Line, floor: int) -> None:
+        """Launch more workers when those below a number, which must leave, have left; followers come behind them."""
         own = line is not run.line
         again: list[CudaRun] = []
-        watched: dict[CudaRun, int] = {}
+        watched: list[CudaRun] = []
         for its in reversed(self._behind(run)):  # the last one first: none is to begin in the place of one before it
             if self._withdraw(its) or its.count:
                 again.append(its)
             if its.count and its.rows:
                 self._leave(its, its.top)
-        if told and floor > run.floor:
+        if floor > run.floor:
             self._leave(run, floor)
         if own:
             if floor > run.gone:
@@ -700,13 +649,15 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             for its in again:
                 if its.rows and its.count:  # they stay in their line, and are not to run beside those that come
                     self._gpu.wait_word(line.stream, its.control + 8 * FLOOR, its.floor)
-                    watched[its] = its.floor
+                    watched.append(its)
         if row is None:
             run.forms.start(run.control, run.top, run.wanted, line.stream, run.chunk)
             row = NOTHING
         self._push(run, line, row, True)
         if watched and line.room > len(again):
-            self._push_relief(line, watched)  # they may be gone before the stream has looked
+            for its in watched:  # they may end before the stream has read their records
+                its.pending_waits += 1
+            line.push(NOTHING, 0.0, watched)
         for its in reversed(again):
             workers = bool(its.count)
             self._push(its, line, self._workers_row(its) if workers else its.row, workers)
@@ -772,8 +723,8 @@ class CudaExecutor(BlockExecutor[CudaRun]):
 
     def _give_record(self, run: CudaRun) -> None:
         if run.control:
-            if run.reliefs:
-                run.gave = run.control  # a stream may look at it yet, or write to it
+            if run.pending_waits:
+                run.gave = run.control  # a stream may still read it
             else:
                 self._records.give(run.control)
             run.control = 0

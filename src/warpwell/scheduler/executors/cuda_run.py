@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -40,10 +39,10 @@ class CudaRun(BlockRun):
     """What these launch."""
     behind = False
     """Whether it was given to its line behind others, so that it may leave before it begins."""
-    reliefs: list[Relief] = _NONE
-    """Those of its workers that are on their way."""
+    pending_waits = 0
+    """Number of streams that may still read its control record."""
     gave = 0
-    """The control record of one that has ended, which is given back when none is."""
+    """The control record of one that has ended, which is given back when no stream reads it."""
     after: CudaRun | None = None
     """Of whom is told first, that it has left."""
     then = _NONE
@@ -180,21 +179,6 @@ class Kept:
 
     def end(self) -> None:
         """There is nothing to bring back."""
-
-
-@dataclass(eq=False)
-class Relief:
-    """Workers that leave, with no host, at the latest when a line has come so far: it owns a launch of nothing there.
-
-    Until then the records of their runs are not given back.
-
-    Attributes
-    ----------
-    floors : dict
-        Of each run: workers below which number leave.
-    """
-
-    floors: dict[CudaRun, int]
 
 
 def lost_with(

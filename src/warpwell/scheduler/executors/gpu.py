@@ -116,10 +116,6 @@ class Gpu(GpuDevice):
         """
         self.check((self._write_value(self._control_handle, address, value, 0),))
 
-    def write_word(self, stream: Any, address: int, value: int) -> None:
-        """Set a word of device memory in a stream's order."""
-        self.check((self._write_value(int(stream.handle), address, value, 0),))
-
     def wait_word(self, stream: Any, address: int, minimum: int) -> None:
         """Hold up a stream until a word has at least a value."""
         self.check((self._wait_value(int(stream.handle), address, minimum, _AT_LEAST),))

@@ -44,7 +44,7 @@ a pair of short kernels that gains 50 % seemed to gain nothing."""
 
 MIN_SHARE_TRIAL_DECISIONS = 5
 """Minimum length of both kernels of a pair, in decision latencies, if another share is tried. The rates of shorter
-kernels depend on how fast the host relieves one of them."""
+kernels depend on how fast the host re-issues one of them."""
 
 MIN_FREE_PART = 0.25
 """Smallest part of the device that a running kernel leaves free for another of its class. Chosen in the simulator, with
@@ -56,7 +56,7 @@ class Lanes(Policy):
 
     A GPU issues its oldest warps first. An older compute-intensive kernel takes all issue slots; an older
     memory-intensive kernel leaves nearly all of them free. So if a memory-intensive kernel starts while a
-    compute-intensive one runs, the latter is relieved once: its workers leave at the end of their blocks, and younger
+    compute-intensive one runs, the latter is re-issued once: its workers leave at the end of their blocks, and younger
     workers replace them. No kernel is preempted for that.
 
     Jobs that cannot gain are launched unmodified, in order, several ahead if they are short. This applies if only one
@@ -247,7 +247,7 @@ class Lanes(Policy):
         return self._mixed(view.now) or view.now - self._ranked < self._cooldown
 
     def _join(self, view: View, job: Job, mate: Job) -> list[Decision]:
-        """Launch a job with a running one of the other class, which makes room and is relieved if it is older."""
+        """Launch a job with a running one of the other class, which makes room and is re-issued if it is older."""
         kind = job.task.profile.kind
         higher = self._standing.of(view, job) > self._standing.of(view, mate)
         if (
@@ -327,28 +327,24 @@ class Lanes(Policy):
                 launch, _ = self._ahead_of(view, following, job, mate, {"rule": "next"})
                 poor = mate is not None and self._poor(view, following, mate) and self._as_it_is(view, following)
                 if poor or (mate is None and self._brief(view, following)):
-                    launch.placement, launch.relieves = self._plain(view, following), None
+                    launch.placement = self._plain(view, following)
                 return [launch]
             again = min(again, max(remaining - lookahead, RECHECK_SECONDS))
         return [Hold(first, {"rule": "next"}, again=again)] if again < math.inf else []
 
     def _ahead_of(self, view: View, job: Job, head: Job, mate: Job | None, why: dict[str, Any]) -> tuple[Launch, float]:
-        """Queue a job after `head`, older than `mate` if it is memory-intensive; return the share of `mate`, too."""
-        paired = mate is not None and mate.task.profile.kind is not job.task.profile.kind
+        """Queue a job after `head`; return the share of `mate`, too, which `_adjust_begun` may re-issue later."""
         share = mate_share = 1.0
-        if mate and paired:
+        if mate is not None and mate.task.profile.kind is not job.task.profile.kind:
             share = self._live.share(job, mate, lambda: _work(view), _shortest(view))
             mate_share = 1.0 - share
         launch = self._launch(view, job, share, why)
         launch.behind = head
-        if mate and paired and job.task.profile.kind is MEMORY and preemptible(mate):
-            older = not launch.placement.plain or self._standing.of(view, job) > self._standing.of(view, mate)
-            launch.relieves = mate if older else None
         self._queued[job] = self._standing.level(view, job)
         return launch, mate_share
 
     def _adjust_begun(self, view: View) -> list[Decision]:
-        """Resize queued jobs that have begun to their shares; relieve the compute-intensive kernel if it is older."""
+        """Resize queued jobs that have begun to their shares; re-issue the compute-intensive kernel if it is older."""
         running = view.running
         fresh = [job for job in running if job in self._queued]
         self._queued = {job: level for job, level in self._queued.items() if job.state is RUNNING and job not in fresh}
@@ -362,11 +358,11 @@ class Lanes(Policy):
         decisions: list[Decision] = []
         for job in (memory, compute):
             if preemptible(job):
-                workers, relieve = self._placement(view, job, shares[job]).workers, older and job is compute
+                workers, reissue = self._placement(view, job, shares[job]).workers, older and job is compute
                 assert job.placement is not None
-                if relieve or job.placement.workers != workers:
+                if reissue or job.placement.workers != workers:
                     why = {"rule": "makes room", "for": fresh[0].number}
-                    decisions.append(Resize(job, workers, why, relieve))
+                    decisions.append(Resize(job, workers, why, reissue))
         return decisions
 
     def _as_it_is(self, view: View, job: Job) -> bool:

@@ -87,9 +87,7 @@ def _launch(task: str, event: Event, names: Names) -> str:
     text += (f" {company}" if company else "") + (f": {reason}" if reason else "")
     if why.get("workers") is not None:
         text += f"; it gets {why['workers']} workers"
-    if why.get("relieves") is not None:
-        text += f"; the workers of {_of(why['relieves'], names)} are relieved then"
-    text += figures(why, "rule", "beside", "behind", "relieves", "workers", "plain", "whole") + "."
+    text += figures(why, "rule", "beside", "behind", "workers", "plain", "whole") + "."
     if why.get("whole"):
         text += f" It runs whole and cannot be preempted: {str(why['whole']).rstrip('.')}."
     elif why.get("plain"):
