@@ -24,7 +24,7 @@ from lab.sched.workloads import WORKLOADS, make
 from warpwell import gpu
 from warpwell.scheduler.executors.gpu import Gpu
 from warpwell.targets import memory_for, to_host, zeros
-from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, NEVER, STOP, fresh
+from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, LEFT, NEVER, STOP, fresh
 from warpwell.targets.blocks.cuda import Forms
 from warpwell.targets.blocks.launch import BlockLaunch
 
@@ -280,7 +280,7 @@ def shrink_and_resume(bench: Bench) -> list[Any]:
         second = bench.gpu.read_words(made.control, CONTROL_WORDS)
         full = (second[DONE] - first[DONE]) / (time.perf_counter() - at)
         start = time.perf_counter()
-        bench.gpu.set_word(made.control + 8 * FLOOR, top - half)
+        bench.gpu.set_word(made.control + 8 * STOP, top - half)
         while int(bench.gpu.read_words(made.control, CONTROL_WORDS)[LEFT]) - left < resident - half:
             pass
         leave_times.append(time.perf_counter() - start)

@@ -14,7 +14,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors, gpu
 from warpwell.targets.blocks import control as at
-from warpwell.targets.blocks.control import BEGUN, CURSOR, DONE, FLOOR, LEFT, NEVER, STOP, TARGET
+from warpwell.targets.blocks.control import BEGUN, CURSOR, DONE, LEFT, NEVER, STOP, TARGET
 from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.targets.compiler.virtual import returns_early, virtual_copy
 from warpwell.targets.memory import memory_for
@@ -94,7 +94,7 @@ def test_a_worker_at_the_target_and_all_at_a_stop_leave() -> None:
     words[TARGET] = 2
     blocks.work(control.address, 2)
     assert words[CURSOR] == 0 and words[LEFT] == 1
-    words[FLOOR] = 1
+    words[STOP] = 1
     blocks.work(control.address, 0)
     assert words[CURSOR] == 0 and words[LEFT] == 2
     words[STOP] = NEVER
@@ -116,7 +116,7 @@ def test_the_host_is_told_of_progress() -> None:
     words, told = control.words, pinned.words
     words[:] = at.fresh(mirror=at.mirror_word(pinned.address, blocks.blocks))
     assert words[at.MIRROR] == pinned.address + 3, "782 blocks: every eighth"
-    words[FLOOR] = 1
+    words[STOP] = 1
     blocks.work(control.address, 0)
     assert not told.any()
     blocks.work(control.address, 1)

@@ -12,7 +12,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors, gpu
 from warpwell.targets.blocks import control as at
-from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, NEVER, STOP, TARGET, fresh
+from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, NEVER, STOP, TARGET, fresh
 from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.targets.primitives import barrier, block_index, block_threads, shared_array, thread_index
 
@@ -216,12 +216,12 @@ def test_forms_do_what_the_kernel_does(case: str, chunk: int) -> None:
 def test_a_claim_looks_at_one_sector_and_tells_the_host_little() -> None:
     from warpwell.targets.blocks.cuda import ptx as text_of
 
-    assert at.STOP % 4 == 0 and {at.STOP, at.TARGET, at.FLOOR, at.MIRROR} == set(range(at.STOP, at.STOP + 4))
+    assert at.STOP % 4 == 0 and {at.STOP, at.TARGET, at.MIRROR} == set(range(at.STOP, at.STOP + 3))
     assert at.CURSOR // 4 > at.MIRROR // 4, "what workers change is in another sector"
     launch, arguments = CASES["grid"]
     body = text_of(BlockLaunch(launch, arguments, "cuda"), arguments)
     body = body[body.index(".entry") :]
-    assert body.count("ld.relaxed.gpu.global.v2.u64") == 2 and body.count("ld.relaxed.gpu.global.u64") == 0
+    assert body.count("ld.relaxed.gpu.global.v2.u64") == 1 and body.count("ld.relaxed.gpu.global.u64") == 1
     # begun, done, claim, left; progress
     assert body.count("atom.relaxed.gpu.global.add.u64") == 4 and body.count("st.relaxed.sys.global.u64") == 1
     assert body.count("fence.acq_rel.sys") == 0 and body.count("bar.sync") == 2
@@ -246,7 +246,7 @@ def test_the_host_is_told_of_progress(launches: int) -> None:
         for k in range(launches):  # relieved by the next, but for the last one
             on.forms.start(on.control, k * resident, resident, on.stream)
             if k:
-                on.gpu.set_word(on.control + 8 * FLOOR, k * resident)
+                on.gpu.set_word(on.control + 8 * STOP, k * resident)
         event = on.gpu.mark(on.stream)
         limit, last, steps = time.monotonic() + 30, 0, 0
         while not on.gpu.done(event):
@@ -287,7 +287,7 @@ def test_each_block_runs_once_through_drains_and_shrinks(seed: int) -> None:
         if rng.random() < 0.5:
             # the youngest leave, or the oldest
             low = rng.random() < 0.5
-            on.gpu.set_word(on.control + 8 * (TARGET if low else FLOOR), max(1, quota // 2))
+            on.gpu.set_word(on.control + 8 * (TARGET if low else STOP), max(1, quota // 2))
             time.sleep(1e-3)
         on.gpu.set_word(on.control + 8 * STOP, NEVER)
         on.wait(event)

@@ -12,7 +12,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors, gpu
 from warpwell.scheduler import Ended, Job, Placement, Request, Stopped, Task
-from warpwell.targets.blocks.control import BEGUN, CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, NEVER, STOP, TARGET, fresh
+from warpwell.targets.blocks.control import BEGUN, CONTROL_WORDS, CURSOR, DONE, LEFT, NEVER, STOP, TARGET, fresh
 from warpwell.targets.gpu.nvrtc import headers
 from warpwell.targets.source.program import build, ptx
 
@@ -388,7 +388,7 @@ def launches_of_drained_blocks(seed: int, work: int) -> int:
         if rng.random() < 0.5:
             # the youngest leave, or the oldest
             low = rng.random() < 0.5
-            on.gpu.set_word(on.control + 8 * (TARGET if low else FLOOR), max(1, quota // 2))
+            on.gpu.set_word(on.control + 8 * (TARGET if low else STOP), max(1, quota // 2))
             time.sleep(1e-3)
         on.gpu.set_word(on.control + 8 * STOP, NEVER)
         on.wait(event)

@@ -1119,7 +1119,7 @@ FAULTS = (
                 "targets.blocks.cuda",
                 "claim",
                 "        put_claim(first)\n",
-                "        put_claim(first if load_pair(control + FLOOR)[0] <= worker else -1)\n",
+                "        put_claim(first if load_pair(control + STOP)[0] <= worker else -1)\n",
             ),
         ),
     ),

@@ -389,6 +389,7 @@ class WorkersModel:
             "thread_index": lambda: 0,
             "fetch_add_as": lambda address, value, dtype: self.add(address, value),
             "load_pair": self.load_pair,
+            "load_relaxed": self.load,
             "store_relaxed": self.store,
             "put_claim": lambda value: self._claims.__setitem__(getcurrent(), value),
             "get_claim": lambda: self._claims[getcurrent()],

@@ -36,7 +36,7 @@ from typing import Any
 from ... import errors
 from ..._check import checked_nbytes
 from ..._os import Threads
-from ...targets.blocks import BEGUN, CURSOR, FLOOR, LEFT, NEVER, BlockLaunch
+from ...targets.blocks import BEGUN, CURSOR, LEFT, NEVER, STOP, BlockLaunch
 from ..batch import Batch
 from ..executor import Capacity, Ended, Machine, Stopped
 from ..predict.peaks import machine_for
@@ -419,7 +419,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
                     self._withdraw(run)
                 if run.control:
                     # workers leave, those that have not begun too; and nobody waits for what is not launched any more
-                    for word in (FLOOR, BEGUN, LEFT):
+                    for word in (STOP, BEGUN, LEFT):
                         self._gpu.set_word(run.control + 8 * word, NEVER)
                 if run.blocks is not None:
                     run.blocks.abort()
@@ -648,7 +648,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
                 self._gpu.wait_word(line.stream, run.control + 8 * LEFT, floor - run.never)
             for its in again:
                 if its.rows and its.count:  # they stay in their line, and are not to run beside those that come
-                    self._gpu.wait_word(line.stream, its.control + 8 * FLOOR, its.floor)
+                    self._gpu.wait_word(line.stream, its.control + 8 * STOP, its.floor)
                     watched.append(its)
         if row is None:
             run.forms.start(run.control, run.top, run.wanted, line.stream, run.chunk)
@@ -690,7 +690,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
     def _leave(self, run: CudaRun, floor: int) -> None:
         """Make workers below a number leave at the end of their blocks."""
         run.floor = max(run.floor, floor)
-        self._gpu.set_word(run.control + 8 * FLOOR, run.floor)
+        self._gpu.set_word(run.control + 8 * STOP, run.floor)
 
     def _finish(self, run: CudaRun, time: float) -> None:
         """End a task of which nothing is on the GPU any more since `time`."""

@@ -62,7 +62,7 @@ class CudaRun(BlockRun):
     never = 0
     """Of these, as many were withdrawn before they began."""
     floor = 0
-    """`FLOOR` as it was last set: workers below it are to leave."""
+    """`STOP` as it was last set: workers below it are to leave."""
     gone = 0
     """Of these, as many are known to have left."""
     chunk = 1

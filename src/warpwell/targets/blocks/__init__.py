@@ -11,7 +11,6 @@ from .control import (
     CONTROL_WORDS,
     CURSOR,
     DONE,
-    FLOOR,
     LEFT,
     MIRROR,
     NEVER,

@@ -13,15 +13,13 @@ from __future__ import annotations
 from ... import errors
 
 STOP = 0
-"""Word of the control record: workers with a smaller number must leave at the end of their block (`NEVER`: all)."""
-TARGET = 1
-"""Workers with this number or a larger one must leave."""
-FLOOR = 2
-"""The same as `STOP`. On a GPU a stream sets `STOP`, and the host this word, so that they do not overwrite each other.
+"""Word of the control record: workers with a smaller number must leave at the end of their block (`NEVER`: all).
 
 A GPU issues instructions of the oldest workers first, so they end their blocks soon. The youngest workers of a kernel
 that keeps the GPU busy may not end theirs as long as older ones run."""
-MIRROR = 3
+TARGET = 1
+"""Workers with this number or a larger one must leave."""
+MIRROR = 2
 """Address of the word for progress (see `mirror_word`), or 0."""
 CURSOR = 4
 """The next block to claim; larger than the number of blocks when none is left."""
@@ -53,9 +51,9 @@ def mirror_word(address: int, blocks: int) -> int:
     return address + max(0, (blocks // _MIN_REPORTS).bit_length() - 1)
 
 
-def fresh(cursor: int = 0, floor: int = 0, mirror: int = 0, target: int = NEVER) -> list[int]:
+def fresh(cursor: int = 0, mirror: int = 0, target: int = NEVER) -> list[int]:
     """Return the words of a record whose workers start with block `cursor`.
 
     A launch that continues sets the first `DONE` words again.
     """
-    return [0, target, floor, mirror, cursor, *[0] * (CONTROL_WORDS - DONE)]
+    return [0, target, mirror, 0, cursor, *[0] * (CONTROL_WORDS - DONE)]

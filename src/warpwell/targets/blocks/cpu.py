@@ -20,8 +20,6 @@ def driver(context, control, worker, total, threads{parameters}):
         # The flags are read before the claim, so every claimed block runs.
         if worker < load_acquire(control + 8 * STOP, DEVICE) or worker >= load_relaxed(control + 8 * TARGET, DEVICE):
             break
-        if worker < load_relaxed(control + 8 * FLOOR, DEVICE):
-            break
         block = fetch_add(control + 8 * CURSOR, 1, DEVICE)
         if block >= blocks:
             break

@@ -22,13 +22,24 @@ from ..compiler.run_cuda import (
 from ..device import device
 from ..fault import share_fault_page
 from ..gpu.prepared import PreparedForms
-from ..primitives import SYSTEM, barrier, fetch_add_as, get_claim, load_pair, put_claim, store_relaxed, thread_index
+from ..primitives import (
+    DEVICE,
+    SYSTEM,
+    barrier,
+    fetch_add_as,
+    get_claim,
+    load_pair,
+    load_relaxed,
+    put_claim,
+    store_relaxed,
+    thread_index,
+)
 from ..signature import configuration
 from . import control as at
 
-STOP, FLOOR, MIRROR, CURSOR = (8 * word for word in (at.STOP, at.FLOOR, at.MIRROR, at.CURSOR))
+STOP, MIRROR, CURSOR = (8 * word for word in (at.STOP, at.MIRROR, at.CURSOR))
 DONE, BEGUN, LEFT = (8 * word for word in (at.DONE, at.BEGUN, at.LEFT))
-"""Offsets of words in the control record, in bytes. `STOP` and `TARGET` are one pair, `FLOOR` and `MIRROR` another."""
+"""Offsets of words in the control record, in bytes. `STOP` and `TARGET` are one pair."""
 
 _WORKERS = """
 def {name}(
@@ -99,9 +110,9 @@ def claim(control, worker, chunk, ended):
         if ended != 0:
             before = fetch_add_as(control + DONE, ended, WORD)
         stop, target = load_pair(control + STOP)
-        floor, mirror = load_pair(control + FLOOR)
+        mirror = load_relaxed(control + MIRROR, DEVICE)
         first = -1
-        if stop <= worker and floor <= worker and worker < target:
+        if stop <= worker and worker < target:
             first = fetch_add_as(control + CURSOR, chunk, WORD)
         put_claim(first)
         # The result of the first atomic is used last, when it has arrived.

@@ -175,6 +175,6 @@ class BlockLaunch:
         control : int
             Address of a control record.
         worker : int
-            Its number, from 0: it leaves where `TARGET` is not larger, or `FLOOR` is.
+            Its number, from 0: it leaves if `TARGET` is not larger, or if `STOP` is.
         """
         cpu.work(self, control, worker)

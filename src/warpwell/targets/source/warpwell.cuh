@@ -8,7 +8,7 @@
 #ifdef WARPWELL_WORKERS
 namespace warpwell {
 typedef unsigned long long word;
-enum { STOP, TARGET, FLOOR, MIRROR, CURSOR, DONE, BEGUN, LEFT };
+enum { STOP, TARGET, MIRROR, CURSOR = 4, DONE, BEGUN, LEFT };
 
 static __device__ __forceinline__ unsigned thread_index() {
     return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
@@ -41,6 +41,12 @@ static __device__ __forceinline__ void load_pair(long long address, long long *f
                  : "memory");
 }
 
+static __device__ __forceinline__ long long load_word(long long address) {
+    long long value;
+    asm volatile("ld.relaxed.gpu.global.s64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+    return value;
+}
+
 static __device__ __forceinline__ void report_progress(long long mirror, long long blocks) {
     asm volatile("st.relaxed.sys.global.s64 [%0], %1;" ::"l"(mirror & -64), "l"(blocks) : "memory");
 }
@@ -66,12 +72,12 @@ static __device__ __forceinline__ long long claim(long long control, long long w
                                                   long long ended) {
     __syncthreads(); // The previous blocks have ended for all threads.
     if (thread_index() == 0) {
-        long long stop, target, floor, mirror, before = 0, first = -1;
+        long long stop, target, mirror, before = 0, first = -1;
         if (ended != 0)
             before = add(control, DONE, ended);
         load_pair(control + 8 * STOP, &stop, &target);
-        load_pair(control + 8 * FLOOR, &floor, &mirror);
-        if (stop <= worker && floor <= worker && worker < target)
+        mirror = load_word(control + 8 * MIRROR);
+        if (stop <= worker && worker < target)
             first = add(control, CURSOR, chunk);
         shared_state()->claimed = first;
         const int shift = (int)(mirror & 63);
