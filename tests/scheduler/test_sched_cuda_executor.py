@@ -27,7 +27,7 @@ from warpwell.scheduler.dispatcher import Watchdog
 from warpwell.scheduler.executors import cuda_launch
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.executors.gpu import Gpu
-from warpwell.scheduler.executors.lines import AHEAD, AHEAD_NS, LAUNCH, Lines, address_of
+from warpwell.scheduler.executors.lines import AHEAD, AHEAD_NS, LAUNCH, NOTHING, Lines, address_of
 from warpwell.scheduler.task import Prepared, State
 from warpwell.targets.primitives import backoff
 from warpwell.testing.executors import ExecutorConformance
@@ -129,12 +129,17 @@ def test_the_second_of_two_launches_waits_until_the_workers_of_the_first_have_be
     executor.close()
 
 
-def held(executor: Any) -> tuple[Job, Any]:
-    """Launch a task whose blocks end when a number is set; return it when one has begun."""
+def endless_job() -> tuple[Job, Any]:
+    """Return a task whose blocks end when a number is set, and the array of this number."""
     x = np.zeros(2, np.int64)
     launch = endless[4096]
     task = Task("endless", launch.cut((x,), "cpu").blocks, launch=launch, arguments=(x,))
-    job = Job(task, Request("endless", [task]), 0.0)
+    return Job(task, Request("endless", [task]), 0.0), x
+
+
+def held(executor: Any) -> tuple[Job, Any]:
+    """Launch a task whose blocks end when a number is set; return it when one has begun."""
+    job, x = endless_job()
     executor.launch(job, Placement(workers=1))
     while not executor.claimed(job):
         executor.wait(executor.now() + 1e-3)
@@ -643,6 +648,35 @@ def test_a_record_is_not_free_while_a_stream_is_still_to_look_at_it() -> None:
     going.set()
     assert [event.job for event in conformance.ends(executor, 2)] == [job, second]
     assert free_records(records) == count + 3
+    executor.close()
+
+
+def test_blocks_of_an_earlier_launch_count_when_the_last_one_is_withdrawn() -> None:
+    executor, going = fake_executor_over(FakeGpu()), threading.Event()
+    first, x = held(executor)
+    job, y = endless_job()
+    assert executor.launch_behind(job, Placement(workers=1), first)
+    run = executor._runs[job]
+    until(run.is_launched)
+    x[0] = 1
+    assert [event.job for event in TestCudaExecutorWithoutGpu().ends(executor, 1)] == [first]
+    until(lambda: executor.claimed(job) == 1)
+    line = run.line
+    line.stream.operations.put(going.wait)  # the stream executes nothing after the running launch
+    for _ in range(2):
+        line.push(NOTHING, 0.0, [])
+    until(lambda: line.launched(line._pushed - 1))
+    line._words[AHEAD // 8] = 2 * AHEAD_NS  # later launches are held back
+    executor.resize(job, 1, younger=True)
+    assert run.rows == 2 and not run.is_launched()
+    y[0] = 1  # the running worker ends its block, and leaves
+    until(lambda: executor.wait(executor.now() + 1e-3) or executor.poll() or run.rows == 1)
+    executor.preempt(job)
+    going.set()
+    (stopped,) = executor.poll()
+    assert stopped.job is job and isinstance(stopped, Stopped) and stopped.done == 1
+    executor.launch(job, Placement(workers=1))
+    assert [event.job for event in TestCudaExecutorWithoutGpu().ends(executor, 1)] == [job]
     executor.close()
 
 
