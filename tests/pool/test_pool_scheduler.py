@@ -212,6 +212,19 @@ def test_a_task_is_cancelled(devices: Devices) -> None:
         assert waiting.state is State.CANCELLED and waiting.cancel()
 
 
+def test_the_last_task_of_a_request_is_cancelled(devices: Devices) -> None:
+    with Scheduler(devices=devices[:1], limit=1) as scheduler:
+        x, y = np.ones(64, np.int64), np.ones(64, np.int64)
+        launches = [(double[64], x), (spin[64], y, 20_000_000), (double[64], x)]
+        first, second, third = scheduler.submit_many(launches).handles
+        while second.state is State.WAITING:
+            time.sleep(0.001)
+        assert not first.done() and third.cancel()
+        first.result(HANG_SECONDS)
+        second.result(HANG_SECONDS)
+        assert third.cancelled() and (x == 2).all() and (y != 1).any()
+
+
 def test_a_task_whose_arrays_are_on_their_way_is_cancelled(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
     goes, go_on = threading.Event(), threading.Event()
 
@@ -376,14 +389,14 @@ def test_a_source_whose_only_gpu_is_lost_is_lost(monkeypatch: pytest.MonkeyPatch
     source = ww.CudaSource('extern "C" __global__ void f(double *x) { x[0] = 1; }', "f", {"x": "float64*"})
     with Devices(targets=["cpu", "cpu"]) as pool, Scheduler(devices=pool) as scheduler:
         pool[0].target = "cuda"  # as far as its place is concerned
-        send = Member.send
+        copy_arguments = Member.copy_arguments
 
-        def sends(member: Member, chain: Chain, choose: Any) -> Any:
+        def copies(member: Member, chain: Chain, handles: Any) -> Any:
             if member.device is pool[0]:
                 lose(pool[0])
-            return send(member, chain, choose)
+            return copy_arguments(member, chain, handles)
 
-        monkeypatch.setattr(Member, "send", sends)
+        monkeypatch.setattr(Member, "copy_arguments", copies)
         gate: Any = PoolHandle(None, scheduler.task(double[4], np.ones(4)), 0)  # type: ignore[arg-type]
         late = scheduler.submit(source[1, 32], np.ones(4), after=gate)
         with pytest.raises(errors.TaskLostError, match=r"device 0 is gone \(killed by a test\)"):
@@ -400,7 +413,7 @@ def test_what_fails_in_a_devices_thread_is_told_and_the_thread_goes_on(
     devices: Devices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Scheduler(devices=devices[:1]) as scheduler, monkeypatch.context() as patch:
-        patch.setattr(Member, "add_measurement", lambda member, task, seconds: 1 / 0)
+        patch.setattr(Member, "wait_for_end", lambda member, task, result: 1 / 0)
         x = np.ones(4)
         first, second = scheduler.submit_many([(double[4], x), (double[4], x)], name="mine").handles
         for handle in (first, second):
@@ -487,9 +500,14 @@ def test_waiting_arrays_do_not_fill_the_device(devices: Devices, monkeypatch: py
         handles = [scheduler.submit(double[100], a) for a in arrays]
         wait(handles, 60)
         assert all((a == 2 * k).all() for k, a in enumerate(arrays))
+        x, y = np.ones(100, np.int64), np.zeros(100, np.int64)
+        wait(scheduler.submit_many([(double[100], x), (add[100], x, y), (double[100], y)]).handles, 60)
+        assert (x == 2).all() and (y == 4).all()
 
 
-@pytest.mark.parametrize("make", [lambda: Placements([]), lambda: AgentScheduler("cpu")], ids=["places", "agent"])
+@pytest.mark.parametrize(
+    "make", [lambda: Placements([], DataOrder()), lambda: AgentScheduler("cpu")], ids=["places", "agent"]
+)
 def test_who_drops_it_starts_no_thread(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # a finalizer may run while its thread holds a lock that starting another one takes
     dropped = make()

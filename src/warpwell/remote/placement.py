@@ -54,66 +54,69 @@ class PoolHandle(Handle):
     def __init__(self, placements: Runner, task: Task, number: int) -> None:
         super().__init__(placements, task)
         self.number = number
-        self.staged = 0
         self.device: Device | None = None
         self.tries = 0
+        self.chain: Chain
 
 
 @dataclass(eq=False)
 class Chain:
-    """The tasks of a request, which run in order.
+    """The tasks of a request, which are sent to one device together and run in order.
 
-    They are sent to a device together. If any of them has arrays of this process, they are sent one by one, because the
-    next task may read what the previous one has copied back.
+    If any of them has arrays of this process, the arrays are copied to the device once, and copied back when all tasks
+    have ended. Before that no array is modified, so a lost device can be replaced by another one.
 
     Attributes
     ----------
     name : str
         Name of the request.
-    handles : dict of PoolHandle to None
-        The tasks that have not ended, in order.
+    number : int
+        Position in the order of submission.
+    tenant : str
     home : Member or None
         The device that holds the buffers, or None without buffers.
-    batch : dict of PoolHandle to None
-        The tasks that are placed together now and have not ended, in order.
-    member : Member or None
-        The device of the batch.
+    handles : dict of PoolHandle to None
+        The tasks whose handles are not done, in order.
+    sizes : dict of int to int
+        Sizes in bytes of the arrays of this process, by identity.
     staged : int
-        Size in bytes of the arrays that are copied for the batch.
+        Their sum.
+    member : Member or None
+        The device on which the tasks are placed.
     seconds : float
-        Predicted time of the batch.
+        Predicted time of the tasks.
     is_sent : bool
-        Whether the device has the batch. Before that, `Placements` cancels its tasks.
-    is_cancelled : bool
-        Whether the batch must not be placed again.
+        Whether the device has the tasks. Before that, `Placements` cancels them.
+    cancelled : set of PoolHandle
+        Tasks that the device was requested to cancel. They must not be placed again.
+    outcomes : dict of PoolHandle to tuple
+        Of tasks that have ended, and whose arrays are not copied back: the error or None, and whether it was cancelled.
     arrays : HostArrays or None
     """
 
     name: str
-    handles: dict[PoolHandle, None]
+    number: int
+    tenant: str
     home: Member | None
-    batch: dict[PoolHandle, None] = field(default_factory=dict)
-    member: Member | None = None
+    handles: dict[PoolHandle, None] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
     staged: int = 0
+    member: Member | None = None
     seconds: float = 0.0
     is_sent: bool = False
-    is_cancelled: bool = False
+    cancelled: set[PoolHandle] = field(default_factory=set)
+    outcomes: dict[PoolHandle, tuple[BaseException | None, bool]] = field(default_factory=dict)
     arrays: HostArrays | None = None
 
-    def __post_init__(self) -> None:
-        self.tenant = next(iter(self.handles)).task.tenant
-        self._is_staged = any(h.staged for h in self.handles)
+    @property
+    def request(self) -> Chain:
+        """The chain itself, for the order of tasks that use the same arrays."""
+        return self
 
     @property
     def memory(self) -> int:
-        """The device memory of the largest task of the batch, in bytes."""
-        return max((h.task.memory for h in self.batch), default=0)
-
-    def next_batch(self) -> None:
-        """Put the tasks that are sent next into the batch."""
-        self.batch = dict.fromkeys(itertools.islice(self.handles, 1 if self._is_staged else None))
-        self.staged = sum(h.staged for h in self.batch)
-        self.member, self.is_sent = None, False
+        """The device memory of the largest task, in bytes."""
+        return max((h.task.memory for h in self.handles), default=0)
 
     def following(self, handle: PoolHandle) -> list[PoolHandle]:
         """Return a task and all later ones."""
@@ -123,7 +126,7 @@ class Chain:
 class Member:
     """One device of a scheduler of a pool.
 
-    Its thread sends batches to the device and copies results back, so that slow copies of one device do not delay
+    Its thread sends tasks to the device and copies results back, so that slow copies of one device do not delay
     another one.
 
     Parameters
@@ -137,7 +140,7 @@ class Member:
     Attributes
     ----------
     chains : set of Chain
-        The chains whose batch is on the device.
+        The chains that are placed on the device.
     seconds, staged : float, int
         Their predicted time, and the size in bytes of the arrays that are copied for them.
     rates : dict of str to float
@@ -151,7 +154,7 @@ class Member:
         self.seconds, self.staged = 0.0, 0
         self._closed = False
         self.rates: dict[str, float] = {}
-        self._submits = threading.RLock()  # reentrant, because a signal handler may interrupt a submit
+        self.submits = threading.RLock()  # reentrant, because a signal handler may interrupt a submit
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         ordinal = int(device.info.get("ordinal", 0))
         options = {"stream": self.stream, "tenants": tenants, **options}
@@ -185,11 +188,11 @@ class Member:
         return self.device.target == "cuda" or not isinstance(task.launch.kernel, CudaSource)
 
     def has_room(self, chain: Chain) -> bool:
-        """Return True if the arrays of a batch fit in addition to the arrays of waiting batches."""
+        """Return True if the arrays of a chain fit in addition to the arrays of other chains."""
         return not self.staged or self.staged + chain.staged <= MAX_STAGED_SHARE * self.capacity.memory
 
     def exceeds_quota(self, chain: Chain) -> bool:
-        """Return True if the batch would wait for its tenant's memory quota."""
+        """Return True if the chain would wait for its tenant's memory quota."""
         limit = self.tenants.account(chain.tenant).memory
         if limit is None:
             return False
@@ -202,12 +205,6 @@ class Member:
             return self.seconds
         return max(self.seconds, sum(c.seconds for c in self.chains if c.tenant == tenant) / share)
 
-    def add_measurement(self, task: Task, seconds: float) -> None:
-        """Add the time of a task to the moving average of its kernel."""
-        if seconds > 0:
-            rate = seconds / task.blocks
-            self.rates[task.name] = 0.7 * self.rates.get(task.name, rate) + 0.3 * rate
-
     def enqueue(self, call: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
         """Run ``call()`` in the member's thread; if it raises, run ``failed(error)``."""
         self._calls.put((call, failed))
@@ -218,7 +215,7 @@ class Member:
             try:
                 try:
                     call()
-                except BaseException as error:  # fails one batch; the thread continues with the next
+                except BaseException as error:  # fails one chain; the thread continues with the next
                     failed(error)
             except BaseException:  # no handle is left to raise it
                 threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
@@ -226,20 +223,14 @@ class Member:
 
     def request(self, method: str, number: int) -> Any:
         """Call a method of the device's scheduler for a task and return the result. Raises `DeviceLostError`."""
-        with self._submits:  # the call must follow the submit
+        with self.submits:  # the call must follow the submit
             result = self.call(method, number)
         return result.get()
 
     # -- in the thread ---------------------------------------------------------------------------------------------
 
-    def send(self, chain: Chain, choose: Callable[[], list[PoolHandle]]) -> list[tuple[PoolHandle, CallResult]]:
-        """Send the batch of a chain to the device. Return the sent handles, each with the future of its task.
-
-        Parameters
-        ----------
-        chain : Chain
-        choose : callable
-            Called after the arrays have arrived; returns the handles to send, without those that were cancelled.
+    def copy_arguments(self, chain: Chain, handles: Sequence[PoolHandle]) -> dict[PoolHandle, tuple[Any, ...]]:
+        """Copy the arrays of tasks to the device. Return the tasks as the agent's scheduler expects them.
 
         Raises
         ------
@@ -248,37 +239,35 @@ class Member:
         Exception
             An argument cannot be sent.
         """
-        batch = list(chain.batch)
-        arguments = [a for h in batch for a in h.task.arguments]
+        arguments = [a for h in handles for a in h.task.arguments]
         if any(hasattr(a, "warpwell_place") for a in arguments):
             self.stream.wait(self.device.default_stream)  # the stream in which buffers were written
         chain.arrays = arrays = HostArrays(self.device, self.stream, arguments)
         tasks = {}
-        for handle in batch:
+        for handle in handles:
             task, launch = handle.task, handle.task.launch
             code, values = Code.of(launch.kernel), arrays.replace_arrays(task.arguments)
             tasks[handle] = handle.number, code, launch.subscript(), values, options_of(task)
-        with self._submits:
-            handles = choose()
-            if not handles:
-                return []
-            results = [self.call("submit", chain.name, [tasks[h] for h in handles])]
-        results += [self.call("ended", h.number) for h in handles[1:]]
-        return list(zip(handles, results, strict=True))
+        return tasks
 
-    def fetch(self, chain: Chain) -> None:
-        """Copy the arrays of a batch back. No array is modified before all have arrived."""
-        for array, values in [] if chain.arrays is None else list(chain.arrays.fetch()):
-            np.copyto(array, values)
+    def fetch(self, chain: Chain, handles: Iterable[PoolHandle]) -> None:
+        """Copy the arrays of tasks back. No array is modified before all have arrived."""
+        keys = {id(a) for h in handles for a in h.task.arguments}
+        if keys and chain.arrays is not None:
+            for array, values in [pair for pair in chain.arrays.fetch() if id(pair[0]) in keys]:
+                np.copyto(array, values)
 
-    def wait_for_end(self, result: CallResult) -> tuple[str, float]:
-        """Return "done" or "cancelled" and the run time of a task; raise its error, or `DeviceLostError`."""
+    def wait_for_end(self, task: Task, result: CallResult) -> tuple[BaseException | None, bool]:
+        """Return the error of a task, and whether it was cancelled; measure its kernel. Raises `DeviceLostError`."""
         try:
             state, seconds = result.get()
-            return state, seconds
         except errors.RemoteError as error:
             self._drop_failures()
-            raise remote_cause(error, self.device) from error
+            return remote_cause(error, self.device), False
+        if seconds > 0:
+            rate = seconds / task.blocks
+            self.rates[task.name] = 0.7 * self.rates.get(task.name, rate) + 0.3 * rate
+        return None, state == "cancelled"
 
     def _drop_failures(self) -> None:
         """Drop failures that handles raise, so that the next synchronization does not raise them again."""
@@ -302,20 +291,23 @@ class Member:
 class Placements:
     """Decides which device runs which tasks.
 
-    A batch is placed on the device that holds its buffers, else on the device with the least predicted load. It waits
+    A chain is placed on the device that holds its buffers, else on the device with the least predicted load. It waits
     if its arrays do not fit. One lock guards the state; no slow call is made with it.
 
     Parameters
     ----------
     members : sequence of Member
+    order : DataOrder
+        Orders the chains that use the same arrays of this process.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[Member], order: Any) -> None:
         self.members = members
-        self._lock = threading.RLock()
-        self._waiting: deque[Chain] = deque()
-        self._open: dict[PoolHandle, Chain] = {}
         self._numbers = itertools.count(1)
+        self._lock = threading.RLock()
+        self._order = order
+        self._waiting: deque[Chain] = deque()
+        self._open: set[Chain] = set()
         self._turns = itertools.count(1)
         self._closed = False
         self._thread = threading.local()
@@ -323,34 +315,57 @@ class Placements:
 
     # -- for the scheduler and handles -----------------------------------------------------------------------------
 
-    def handle(self, task: Task, staged: int) -> PoolHandle:
-        """Return a handle for a new task, for which arrays of N bytes are copied to its device."""
-        handle = PoolHandle(self, task, next(self._numbers))
-        handle.staged = staged
-        return handle
+    def submit(
+        self, name: str, tasks: Iterable[Task], home: Member | None, after: Sequence[Future[Any]]
+    ) -> list[PoolHandle]:
+        """Accept the tasks of a request, and place them after all futures in `after` have succeeded.
 
-    def submit(self, chain: Chain, after: Sequence[Future[Any]]) -> None:
-        """Accept the tasks of a request, and place them after all futures in `after` have succeeded."""
-        with self._lock:
-            if self._closed:
-                raise errors.ClosedError("the scheduler is closed: create a new one")
-            self._open.update(dict.fromkeys(chain.handles, chain))
-        pending = set(after)
-
-        def released(future: Future[Any]) -> None:
-            if future.cancelled() or future.exception() is not None:
-                self._run(lambda: self._settle(chain.handles, None, cancelled=True))
-                return
+        They are one chain, or several in order if their arrays do not fit together.
+        """
+        limit = MAX_STAGED_SHARE * min(m.capacity.memory for m in self.members)
+        chains: list[Chain] = []
+        for task in tasks:
+            handle = PoolHandle(self, task, next(self._numbers))
+            sizes = {id(a): max(1, a.nbytes) for a in task.arguments if isinstance(a, np.ndarray)}
+            added = sum(size for key, size in sizes.items() if not chains or key not in chains[-1].sizes)
+            if not chains or (added and chains[-1].staged + added > limit):
+                chains.append(Chain(name, next(self._numbers), task.tenant, home))
+                added = sum(sizes.values())
+            handle.chain = chain = chains[-1]
+            chain.handles[handle] = None
+            chain.sizes.update(sizes)
+            chain.staged += added
+        handles = [handle for chain in chains for handle in chain.handles]
+        # the chains of later requests would wait forever for one that Ctrl-C has interrupted here
+        with uninterrupted():
+            ready, events = [], []
             with self._lock:
-                pending.discard(future)
-                if pending:
-                    return
-            self._run(lambda: self.dispatch(chain))
+                if self._closed:
+                    raise errors.ClosedError("the scheduler is closed: create a new one")
+                for chain in chains:
+                    self._open.add(chain)
+                    self._order.add(chain, [a for h in chain.handles for a in h.task.accesses], after)
+                    if not self._order.is_waiting(chain):
+                        ready.append(chain)
+                    events += [(future, chain) for future in after]
+                    after = list(chain.handles)
+            for future, chain in events:
+                future.add_done_callback(functools.partial(self._handle_event, chain))
+            self._dispatch_all(ready)
+        return handles
 
-        for future in list(pending):
-            future.add_done_callback(released)
-        if not after:
-            self.dispatch(chain)
+    def _handle_event(self, chain: Chain, future: Future[Any]) -> None:
+        """Place the chains that waited only for a future, or cancel a chain if the future has not succeeded."""
+        with self._lock:
+            released = self._order.release(future)
+        if future.cancelled() or future.exception() is not None:  # every released chain is called
+            self._run(lambda: self._settle(chain, chain.handles, None, True))
+        else:
+            self._dispatch_all(released)
+
+    def _dispatch_all(self, chains: Iterable[Chain]) -> None:
+        for chain in chains:
+            self._run(functools.partial(self.dispatch, chain))
 
     def _run(self, call: Callable[[], None]) -> None:
         """Run ``call()`` after the calls of this thread in progress, so that a sequence of requests ends in a loop."""
@@ -367,33 +382,28 @@ class Placements:
 
     def cancel(self, handle: PoolHandle) -> bool:
         """Cancel a task and all later tasks of its request; see `Handle.cancel`."""
+        chain = handle.chain
         with self._lock:
-            chain = self._open.get(handle)
-            if chain is None:
+            if handle not in chain.handles:
                 return handle.cancelled()
-            following, member = chain.following(handle), self._device_of(chain, handle)
-            chain.is_cancelled = chain.is_cancelled or handle in chain.batch
+            following, member = chain.following(handle), chain.member if chain.is_sent else None
+            if member is not None:
+                chain.cancelled.update(following)
         if member is None:
-            self._settle(following, None, cancelled=True)
+            self._settle(chain, following, None, True)
             return True
         try:
             will_end, has_ended = member.request("cancel", handle.number)
         except errors.DeviceLostError:
             return True
         if has_ended:
-            self._settle(following, None, cancelled=True)
+            self._settle(chain, following, None, True)
         return bool(will_end) or handle.cancelled()
-
-    @staticmethod
-    def _device_of(chain: Chain, handle: PoolHandle) -> Member | None:
-        """Return the device to which a task was sent, or None."""
-        return chain.member if chain.is_sent and handle in chain.batch else None
 
     def state_of(self, handle: PoolHandle) -> State:
         """Return the state of a task whose handle is not done."""
         with self._lock:
-            chain = self._open.get(handle)
-            member = None if chain is None else self._device_of(chain, handle)
+            member = handle.chain.member if handle.chain.is_sent else None
         if member is None:
             return State.WAITING
         try:
@@ -408,14 +418,14 @@ class Placements:
         """Refuse new tasks, wait for all tasks or cancel them, and close the devices' schedulers (idempotent)."""
         with self._lock:
             self._closed = True
-            handles = list(self._open)
+            handles = [handle for chain in self._open for handle in chain.handles]
         if cancel:
             for handle in handles:
                 handle.cancel()
-        wait(handles, CANCEL_SECONDS if cancel else None)
-        for handle in list(self._open):
+        remaining: Any = wait(handles, CANCEL_SECONDS if cancel else None).not_done
+        for handle in remaining:
             message = f"task {handle.task.name!r} was still running when the scheduler was closed"
-            self._settle([handle], errors.SchedulerError(message, task=handle.task.name))
+            self._settle(handle.chain, [handle], errors.SchedulerError(message, task=handle.task.name))
         for member in self.members:
             member.close(cancel)
 
@@ -426,11 +436,11 @@ class Placements:
     # -- placement -------------------------------------------------------------------------------------------------
 
     def dispatch(self, chain: Chain) -> None:
-        """Place the next batch of a chain on a device, or queue it until its arrays fit."""
+        """Place a chain on a device, or queue it until its arrays fit."""
         with self._lock:
-            chain.next_batch()
-            if not chain.batch:
-                return  # all tasks have ended
+            if not chain.handles:
+                return  # all tasks were cancelled
+            chain.member, chain.is_sent, chain.outcomes = None, False, {}
             candidates = self._candidates(chain)
             with_room = [m for m in candidates if m.has_room(chain)]
             if with_room:
@@ -457,74 +467,67 @@ class Placements:
         member.chains.add(chain)
         member.seconds += chain.seconds
         member.staged += chain.staged
-        for handle in chain.batch:
+        for handle in chain.handles:
             handle.device = member.device
             handle.tries += 1
         return member
 
     def _predicted(self, chain: Chain, member: Member) -> float:
-        """Return the solo time of a batch in seconds, from profiles, or as measured on this or another device."""
+        """Return the solo time of a chain in seconds, from profiles, or as measured on this or another device."""
         seconds = 0.0
-        for task in (h.task for h in chain.batch):
+        for task in [h.task for h in chain.handles]:
             rates = (m.rates[task.name] * task.blocks for m in (member, *self.members) if task.name in m.rates)
             seconds += next(rates, UNKNOWN_SECONDS) if task.profile.seconds is None else task.profile.seconds
         return seconds
 
     def _send(self, chain: Chain, member: Member) -> None:
-        if not self._mark(chain):
-            return
         try:
-            ends = member.send(chain, lambda: self._mark(chain, is_sent=True))
+            tasks = member.copy_arguments(chain, list(chain.handles))
+            with member.submits:
+                with self._lock:  # tasks that were cancelled before are not sent
+                    handles, chain.is_sent = list(chain.handles), True
+                if not handles:
+                    return
+                results = [member.call("submit", chain.name, [tasks[h] for h in handles])]
+                results += [member.call("ended", h.number) for h in handles[1:]]
         except errors.DeviceLostError as error:
             self._handle_loss(chain, error)
             return
         except Exception as error:  # an argument cannot be sent
-            self._settle(chain.handles, error)
+            self._settle(chain, chain.handles, error)
             return
-        for handle, result in ends:
+        for handle, result in zip(handles, results, strict=True):
             end = functools.partial(self._handle_end, chain, handle, member, result)
             result.when_done(functools.partial(member.enqueue, end, functools.partial(self._fail, chain)))
 
-    def _mark(self, chain: Chain, is_sent: bool = False) -> list[PoolHandle]:
-        """Return the open tasks of a batch. With `is_sent`, its device cancels them from now on."""
-        with self._lock:
-            chain.is_sent = is_sent and bool(chain.batch)
-            return list(chain.batch)
-
     def _handle_end(self, chain: Chain, handle: PoolHandle, member: Member, result: CallResult) -> None:
         """Process the end of a task, in the thread of its device."""
-        if chain.member is not member or handle not in chain.batch:
-            return  # from a lost device, after the batch was placed on another one
+        if chain.member is not member:
+            return  # from a lost device, after the chain was placed on another one
         try:
-            state, seconds = member.wait_for_end(result)
-            if state == "cancelled":
-                self._settle(chain.following(handle), None, cancelled=True)
-                return
-            member.fetch(chain)
-        except errors.DeviceLostError as error:
-            self._handle_loss(chain, error)
+            error, cancelled = member.wait_for_end(handle.task, result)
+            with self._lock:
+                if handle in chain.handles:
+                    chain.outcomes[handle] = error, cancelled
+                if chain.staged and len(chain.outcomes) < len(chain.handles):
+                    return
+                outcomes = dict(chain.outcomes)
+            member.fetch(chain, [h for h, outcome in outcomes.items() if outcome == (None, False)])
+        except errors.DeviceLostError as loss:
+            self._handle_loss(chain, loss)
             return
-        except BaseException as error:  # raised by the task
-            following = chain.following(handle)[1:]
-            self._settle([handle], error)
-            self._settle(following, None, cancelled=True)
-            return
-        with self._lock:
-            member.add_measurement(handle.task, seconds)
-        is_last = len(chain.batch) == 1
-        self._settle([handle], None)
-        if is_last:
-            self.dispatch(chain)
+        for ended, outcome in outcomes.items():
+            self._settle(chain, [ended], *outcome)
 
     def _fail(self, chain: Chain, error: BaseException) -> None:
         """Fail a chain with an unexpected error that was raised while it was sent or fetched."""
         error.add_note(f"while {chain.name!r} was sent to a device of a pool, or fetched")
         if not chain.handles:
             raise error  # no handle is left to raise it
-        self._settle(chain.handles, error)
+        self._settle(chain, chain.handles, error)
 
     def _remove(self, chain: Chain) -> None:
-        """Remove a batch from its device, and place waiting batches that fit."""
+        """Remove a chain from its device, and place waiting chains that fit."""
         with self._lock:
             member = chain.member
             if member is None or chain not in member.chains:
@@ -543,22 +546,17 @@ class Placements:
             self.dispatch(waiting)
 
     def _candidates(self, chain: Chain) -> list[Member]:
-        tasks = [h.task for h in chain.batch]
+        tasks = [h.task for h in chain.handles]
         return [m for m in self.members if m.is_alive and chain.home in (None, m) and all(map(m.can_run, tasks))]
 
     def _handle_loss(self, chain: Chain, error: BaseException | None) -> None:
-        """Place the batch of a lost device on another device if it has no buffers; else fail its chain."""
-        with self._lock:
-            self._remove(chain)
-            can_retry = chain.home is None and not chain.is_cancelled and bool(self._candidates(chain))
-            handles = list(chain.handles)
-        if can_retry:
+        """Place the tasks of a lost device on another device if they have no buffers; else fail them."""
+        self._remove(chain)
+        self._settle(chain, chain.cancelled, None, True)
+        if chain.home is None and self._candidates(chain):
             self.dispatch(chain)
             return
-        if chain.is_cancelled:
-            self._settle(handles, None, cancelled=True)
-            return
-        for handle in handles:
+        for handle in list(chain.handles):
             device = chain.home.device if chain.home is not None else handle.device
             reason = (
                 "no remaining device can run it" if device is None else f"device {device.index} is gone ({device.lost})"
@@ -566,21 +564,28 @@ class Placements:
             reason += ", and its arguments with it" if chain.home is not None else ""
             lost = errors.TaskLostError(f"task {handle.task.name!r} was lost: {reason}", task=handle.task.name)
             lost.__cause__ = error
-            self._settle([handle], lost)
+            self._settle(chain, [handle], lost)
 
-    def _settle(self, handles: Iterable[PoolHandle], error: BaseException | None, *, cancelled: bool = False) -> None:
-        """Complete tasks, and remove batches without remaining tasks from their devices."""
-        settled: dict[PoolHandle, Chain] = {}
+    def _settle(
+        self, chain: Chain, handles: Iterable[PoolHandle], error: BaseException | None, cancelled: bool = False
+    ) -> None:
+        """Complete tasks of a chain. After the last one, place the chains that wait for its arrays or for its place."""
+        released: Sequence[Chain] = ()
         with self._lock:
-            for handle in list(handles):
-                if (chain := self._open.pop(handle, None)) is not None:
-                    del chain.handles[handle]
-                    chain.batch.pop(handle, None)
-                    settled[handle] = chain
-        for chain in {id(chain): chain for chain in settled.values() if not chain.batch}.values():
+            handles = [h for h in list(handles) if h in chain.handles]
+            for handle in handles:
+                del chain.handles[handle]
+                chain.outcomes.pop(handle, None)
+            if handles and not chain.handles:
+                self._open.discard(chain)
+                released = self._order.release(chain)
+        if not chain.handles:
             self._remove(chain)
-        for handle in settled:
-            handle.settle(error, cancelled)
+        try:
+            for handle in handles:
+                handle.settle(error, cancelled)
+        finally:
+            self._dispatch_all(released)
 
 
 def remote_cause(error: errors.RemoteError, device: Device) -> BaseException:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import math
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -15,7 +13,6 @@ from typing import Any, cast
 import numpy as np
 
 from .. import errors
-from .._os import uninterrupted
 from ..pool import Buffer, Code, Device, Remote, pack_arguments
 from ..scheduler import Handle, Log, Policy, Profile, Rates, Request, Scheduler, Task, Tenant
 from ..scheduler.scheduler import require_launch
@@ -23,7 +20,7 @@ from ..scheduler.task import require_profile
 from ..scheduler.tenants import read_tenants
 from ..targets import Launch, viewed
 from ..targets.blocks import BLOCK_INDICES
-from .placement import Chain, Member, Placements
+from .placement import Member, Placements
 
 
 class PoolScheduler(Scheduler):
@@ -31,8 +28,9 @@ class PoolScheduler(Scheduler):
 
     A task with buffers among its arguments, or with arrays that a device has opened, is placed on that device, and runs
     after all previous calls of the device's default stream. Other tasks are placed on the device with the least
-    predicted load, from the times of kernels in profiles or as measured. NumPy arrays are copied to the device when the
-    task is placed, and copied back before its handle is done; read-only arrays are not copied back.
+    predicted load, from the times of kernels in profiles or as measured. A request goes to one device as a whole. NumPy
+    arrays are copied to the device when the task is placed, and copied back before its handle is done; read-only arrays
+    are not copied back. The handles of a request with NumPy arrays are done together, after its last task.
 
     Use it as a `Scheduler`. The differences: the handle raises an error of the device's scheduler; `inspect` returns a
     list; `logs` returns the decisions; ``analyzer`` is called in this process.
@@ -82,10 +80,7 @@ class PoolScheduler(Scheduler):
                 member.close(cancel=True)
             raise
         self._members = {id(m.device): m for m in members}
-        self._placements = Placements(members)
-        self._order: Any = self._new_order()
-        self._entries = itertools.count()
-        self._lock = threading.Lock()
+        self._placements = Placements(members, self._new_order())
         weakref.finalize(self, self._placements.retire).atexit = False
 
     def task(
@@ -144,36 +139,7 @@ class PoolScheduler(Scheduler):
         home = self._find_home([t.arguments for t in tasks])
         for task in tasks:
             self._check(task, [home] if home is not None else list(self._members.values()))
-        handles = [self._placements.handle(task, _staged_bytes(task.arguments)) for task in tasks]
-        entry = _Entry(next(self._entries))
-        ends = itertools.count(1)
-
-        def ended(_: Future[Any]) -> None:
-            if next(ends) == len(handles):
-                self._release(entry)
-
-        # Later requests would wait forever for the entry of a request that Ctrl-C has interrupted here.
-        with uninterrupted():
-            with self._lock:
-                self._order.add(entry, [access for task in tasks for access in task.accesses])
-                is_waiting = self._order.is_waiting(entry)
-            try:
-                gate = [entry.gate] if is_waiting else []
-                self._placements.submit(Chain(request.name, dict.fromkeys(handles), home), [*after, *gate])
-            except BaseException:
-                self._release(entry)
-                raise
-            for handle in handles:
-                handle.add_done_callback(ended)
-        return list(handles)
-
-    def _release(self, entry: _Entry) -> None:
-        """Let the requests run that waited for the arrays of one that has ended."""
-        with uninterrupted():
-            with self._lock:
-                released = self._order.release(entry)
-            for other in released:
-                other.gate.set_result(None)
+        return list(self._placements.submit(request.name, tasks, home, after))
 
     def _find_home(self, arguments: Sequence[Sequence[Any]]) -> Member | None:
         """Return the member whose device holds buffers among the arguments, or None; check the arguments."""
@@ -232,15 +198,6 @@ class PoolScheduler(Scheduler):
         self._placements.close(cancel)
 
 
-class _Entry:
-    """A request among those that use the same arrays of this process."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.request = self
-        self.gate: Future[None] = Future()
-
-
 def _view_buffers(args: Sequence[Any]) -> tuple[Any, ...]:
     """Replace buffers by views, so that the caller may free the buffers before the arguments are sent."""
     views: dict[int, Any] = {}
@@ -249,11 +206,6 @@ def _view_buffers(args: Sequence[Any]) -> tuple[Any, ...]:
             with contextlib.suppress(errors.DeviceLostError):  # the handle raises it
                 views[id(value)] = value[:]
     return tuple(views.get(id(a), a) for a in args)
-
-
-def _staged_bytes(args: Sequence[Any]) -> int:
-    """Return the size in bytes of the arrays of this process, each counted once."""
-    return sum({id(a): max(1, a.nbytes) for a in args if isinstance(a, np.ndarray)}.values())
 
 
 def _device_bytes(args: Sequence[Any]) -> int:
