@@ -1,4 +1,4 @@
-"""ClockGpu: a GPU whose kernels do nothing for a time that is set, so that what remains is the scheduler's own cost.
+"""ClockGpu: a GPU whose kernels do nothing for a fixed time, to measure the scheduler's own cost.
 
 Launches, events and queries are native and hold no interpreter lock: as on a GPU, only the scheduler's threads need it.
 """
@@ -40,11 +40,11 @@ def _query(event, _a, _b, _c, _d, _e):
 
 
 class ClockArray(np.ndarray):
-    """An array that a launch's words are taken of as of one in device memory."""
+    """An array whose launch fields are those of an array in device memory."""
 
     @property
     def gpu_data(self) -> Any:
-        """What arrays of numba-cuda have."""
+        """The pointer attribute of numba-cuda arrays."""
         return _POINTER
 
 
@@ -52,7 +52,7 @@ _POINTER = SimpleNamespace(device_ctypes_pointer=SimpleNamespace(value=4096))
 
 
 class ClockForms(FakeForms):
-    """A kernel of so many seconds, however it is launched."""
+    """A kernel that takes `seconds` in each form of launch."""
 
     def __init__(self, blocks: Any, seconds: float) -> None:
         super().__init__(blocks, 4, True)
@@ -69,12 +69,12 @@ class ClockForms(FakeForms):
 
 
 class ClockGpu(FakeGpu):
-    """Stands for `Gpu`, for kernels whose results nobody wants.
+    """Stands for `Gpu`, for kernels whose results are unused.
 
     Parameters
     ----------
     seconds : float
-        Of each kernel.
+        Duration of each kernel.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -84,7 +84,7 @@ class ClockGpu(FakeGpu):
     @functools.cached_property
     def lines(self) -> Lines:
         """See `Gpu`."""
-        functions = [its.address for its in (_launch, _record, _query)]
+        functions = [function.address for function in (_launch, _record, _query)]
         return Lines(functions, self.new_events, lambda priority: self._clock(), self.enter)
 
     def _clock(self) -> Any:

@@ -52,7 +52,7 @@ _numbers = itertools.count(1)
 class FakeForms:
     """Stands for `Forms`: a launch's blocks, run by threads."""
 
-    def __init__(self, blocks: BlockLaunch, resident: int, words: bool) -> None:
+    def __init__(self, blocks: BlockLaunch, resident: int, uses_rows: bool) -> None:
         self._blocks = blocks
         if not blocks.participants:  # launches that are alike come when this one has ended
             self._blocks = blocks.launch.cut(blocks.args, blocks.device)
@@ -60,12 +60,12 @@ class FakeForms:
             self._blocks.begin()
         self._blocks.prepare()
         self._resident = resident
-        self._words = words
-        self.most = 0
-        """Most workers that ran at the same time."""
+        self._uses_rows = uses_rows
+        self.max_workers = 0
+        """Maximum number of workers that ran at the same time."""
         self._rows: list[_Row] = []
         self._now = 0
-        self._begun: collections.Counter[int] = collections.Counter()
+        self._started: collections.Counter[int] = collections.Counter()
         self._lock = threading.Lock()
 
     def resources(self, form: str) -> dict[str, int]:
@@ -80,9 +80,11 @@ class FakeForms:
         def work(worker: int) -> None:
             with self._lock:
                 self._now += 1
-                self._begun[control] += 1
-                # others may come as soon as one has counted itself as gone, which is before its thread is here again
-                self.most = max(self.most, self._begun[control] - int(view_of(control + 8 * LEFT, 8, np.int64)[0]))
+                self._started[control] += 1
+                # A worker counts itself as left before its thread returns here, and others may start at once.
+                self.max_workers = max(
+                    self.max_workers, self._started[control] - int(view_of(control + 8 * LEFT, 8, np.int64)[0])
+                )
             self._blocks.work(control, worker)
             with self._lock:
                 self._now -= 1
@@ -101,10 +103,10 @@ class FakeForms:
         return self._row(self._workers(control, base, workers))
 
     def _row(self, operation: Callable[[], None]) -> NDArray[np.int64] | None:
-        if not self._words:
+        if not self._uses_rows:
             return None
         self._rows.append(_Row(operation))
-        return self._rows[-1].words
+        return self._rows[-1].fields
 
     def start_plain(self, stream: _Stream) -> None:
         """See `Forms`."""
@@ -125,8 +127,8 @@ class _Row:
 
     def __init__(self, operation: Callable[[], None]) -> None:
         self.operation = operation
-        self.words = np.zeros(9, np.int64)
-        self.words[7] = id(self)
+        self.fields = np.zeros(9, np.int64)
+        self.fields[7] = id(self)
         _functions[id(self)] = self
 
 
@@ -144,17 +146,17 @@ LOST = 700
 """CUDA_ERROR_ILLEGAL_ADDRESS."""
 
 
-_WORDS = (ctypes.c_int64,) * 7
+_CALL_FIELDS = (ctypes.c_int64,) * 7
 
 
-@ctypes.CFUNCTYPE(*_WORDS)
+@ctypes.CFUNCTYPE(*_CALL_FIELDS)
 def _launch(row: int, function: int, *_: int) -> int:
     stream = _Stream.streams[int(view_of(row, 56, np.int64)[4])]
     stream.operations.put(_functions[function].operation)
     return 0
 
 
-@ctypes.CFUNCTYPE(*_WORDS)
+@ctypes.CFUNCTYPE(*_CALL_FIELDS)
 def _record(event: int, stream: int, *_: int) -> int:
     word = view_of(event, 16, np.int64)
     word[0] = min(word[0], 0)  # of a lost GPU it stays so
@@ -173,9 +175,9 @@ class FakeGpu:
     Parameters
     ----------
     resident : int
-        Workers that a kernel has at most.
-    words : bool
-        Whether arguments are words, so that lines launch the kernels.
+        Maximum number of workers of a kernel.
+    uses_rows : bool
+        Whether the native thread of `Lines` launches the kernels. Else Python does.
     """
 
     device = "cpu"
@@ -183,9 +185,9 @@ class FakeGpu:
     clock = 1e9
     name, bandwidth = "stand-in", 1e10
 
-    def __init__(self, resident: int = 4, words: bool = True) -> None:
+    def __init__(self, resident: int = 4, uses_rows: bool = True) -> None:
         self.resident = resident
-        self._words = words
+        self._uses_rows = uses_rows
         self.made: list[FakeForms] = []
         self._streams: list[_Stream] = []
         self._events: list[Any] = []
@@ -201,19 +203,19 @@ class FakeGpu:
 
     def new_event(self, timing: bool = False) -> int:
         """See `Gpu`."""
-        words = np.zeros(2, np.int64)
-        self._events.append(words)
-        self._memory.append(words)
-        return int(words.ctypes.data)
+        fields = np.zeros(2, np.int64)
+        self._events.append(fields)
+        self._memory.append(fields)
+        return int(fields.ctypes.data)
 
     def new_events(self, count: int) -> list[int]:
         """See `Gpu`."""
         return [self.new_event() for _ in range(count)]
 
     def lose(self) -> None:
-        """Let each event tell of a fault from now on."""
-        for words in self._events:
-            words[0] = -1
+        """Make each event report a fault."""
+        for fields in self._events:
+            fields[0] = -1
 
     def record(self, event: int, stream: _Stream) -> None:
         """See `Gpu`."""
@@ -237,7 +239,7 @@ class FakeGpu:
     def forms(self, blocks: BlockLaunch) -> FakeForms:
         """See `Gpu`. As where arguments begin on a GPU, the default stream is waited for."""
         self.wait_default()
-        self.made.append(FakeForms(blocks, self.resident, self._words))
+        self.made.append(FakeForms(blocks, self.resident, self._uses_rows))
         return self.made[-1]
 
     def at_hand(self, launch: Any, args: Sequence[Any]) -> bool:
@@ -245,7 +247,7 @@ class FakeGpu:
         return any(key[0] == "cpu-blocks" for key in launch.kernel.compiled)
 
     def words(self, args: Sequence[Any]) -> tuple[Any, ...] | None:
-        """See `Gpu`. Its arrays are those of the host."""
+        """See `Gpu`. The arrays are NumPy's."""
         found: list[Any] = []
         for value in args:
             if type(value) is np.ndarray:
@@ -292,21 +294,21 @@ class FakeGpu:
         """See `Gpu`."""
         view_of(address, 8, np.int64)[0] = value
 
-    def reset_words(self, addresses: Sequence[int], words: Sequence[int]) -> threading.Event:
+    def reset_words(self, addresses: Sequence[int], fields: Sequence[int]) -> threading.Event:
         """See `Gpu`."""
-        assert len(addresses) * len(words) < 256  # else the driver's cuStreamBatchMemOp refuses it
+        assert len(addresses) * len(fields) < 256  # else the driver's cuStreamBatchMemOp refuses it
         for address in addresses:
-            view_of(address, 8 * len(words), np.int64)[:] = words
+            view_of(address, 8 * len(fields), np.int64)[:] = fields
         event = threading.Event()
         event.set()
         return event
 
-    def wait_word(self, stream: _Stream, address: int, least: int) -> None:
+    def wait_word(self, stream: _Stream, address: int, minimum: int) -> None:
         """See `Gpu`."""
         word = view_of(address, 8, np.int64)
 
         def operation() -> None:
-            while word[0] < least:
+            while word[0] < minimum:
                 time.sleep(1e-4)
 
         stream.operations.put(operation)
