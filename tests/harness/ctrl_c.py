@@ -11,13 +11,13 @@ from typing import Any
 
 from warpwell.scheduler import handle
 
-FILES = {its.__file__ for its in (concurrent.futures._base, threading, handle)}
+FILES = {module.__file__ for module in (concurrent.futures._base, threading, handle)}
 
 
 def interrupted_everywhere(function: Callable[[], object], then: Callable[[], object]) -> int:
-    """Call a function until it returns, with Ctrl-C one step later each time, and `then` after each; return how often.
+    """Call `function` until it returns, with Ctrl-C one step later each time; return the number of calls.
 
-    Steps are those of modules that futures are made of.
+    A step is a trace event in a module that implements futures. `then` is called after each interrupted call.
     """
     at = 1
     while next(_interrupted(function, at)):
@@ -29,8 +29,8 @@ def interrupted_everywhere(function: Callable[[], object], then: Callable[[], ob
 def _interrupted(function: Callable[[], object], at: int) -> Iterator[bool]:
     """Yield whether a call was interrupted at a step.
 
-    CPython goes on to handle an exception whose `except` is left by one that a trace function raises. A generator keeps
-    that to itself: it would be in `sys.exc_info` of all later tests.
+    If a trace function raises inside an `except`, CPython continues to handle the first exception. In a generator, this
+    state is local; elsewhere it would be in `sys.exc_info` of all later tests.
     """
     count = 0
 
@@ -45,13 +45,13 @@ def _interrupted(function: Callable[[], object], at: int) -> Iterator[bool]:
 
     before = sys.gettrace()
     sys.settrace(trace)
-    came = False
+    is_interrupted = False
     try:
         function()
     except TimeoutError:
         pass
     except (KeyboardInterrupt, RuntimeError):  # `threading` may find a lock released
-        came = True
+        is_interrupted = True
     finally:
         sys.settrace(before)
-    yield came
+    yield is_interrupted

@@ -93,9 +93,9 @@ def test_what_a_dropped_writer_could_not_commit_is_told(path: Path, caplog: pyte
     store._records.log.commit = fail
     del store
     assert closing.settle(20)
-    said = caplog.text
-    assert "2 changes" in said and str(path) in said and "are lost" in said and "no space left" in said
-    assert "Traceback" not in said
+    message = caplog.text
+    assert "2 changes" in message and str(path) in message and "are lost" in message and "no space left" in message
+    assert "Traceback" not in message
     with ww.kv.open(path, "r+") as again:
         assert len(again) == 10
 
@@ -120,11 +120,11 @@ def test_an_interrupt_while_a_dropped_writer_commits(path: Path) -> None:
 
 
 def test_a_dropped_prefetch_is_not_waited_for() -> None:
-    begun, answered = threading.Event(), threading.Event()
+    started, answered = threading.Event(), threading.Event()
 
     class Answer:
         def wait(self) -> None:
-            begun.set()
+            started.set()
             assert answered.wait(20)
 
     ahead: Prefetch[int] = Prefetch(iter(range(3)), lambda _: Answer(), 2)
@@ -132,7 +132,7 @@ def test_a_dropped_prefetch_is_not_waited_for() -> None:
     start = time.monotonic()
     del ahead  # wherever that is: in the very thread that has to answer, say
     assert time.monotonic() - start < 10
-    assert begun.wait(20)
+    assert started.wait(20)
     answered.set()
     assert closing.settle(20) and not flight._futures
 
@@ -176,7 +176,7 @@ def test_a_dropped_store_on_a_device_ends_its_threads(path: Path) -> None:
         if mode == "r+":
             store.put(77, b"x")
         del store
-    with ww.kv.open(path, "r+") as again:  # waits for the one that is being closed
+    with ww.kv.open(path, "r+") as again:  # waits for the store that is being closed
         assert again[77] == b"x"
     assert eventually(lambda: threads() == 0 and descriptors() == files)
 
@@ -223,12 +223,12 @@ def test_stores_are_dropped_in_the_middle_of_others_work(path: Path) -> None:
     codes = {function.__code__ for function in functions}
     gc.collect()
     guarded = set(bus_error._slots)  # arrays of other tests may be mapped still
-    came = 0
+    count = 0
 
     def trace(frame: Any, event: str, argument: object) -> Any:
-        nonlocal came
+        nonlocal count
         if frame.f_code in codes and event == "line":
-            came += 1
+            count += 1
             ww.kv.open(path)  # dropped at once
         return trace
 
@@ -240,7 +240,7 @@ def test_stores_are_dropped_in_the_middle_of_others_work(path: Path) -> None:
         store.close()
     finally:
         sys.settrace(before)
-    assert came > 10 and set(bus_error._slots) <= guarded
+    assert count > 10 and set(bus_error._slots) <= guarded
 
 
 # -- the end of a program -----------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def end(program: str, path: Path) -> tuple[int, str]:
 
 @pytest.mark.quick("end", "fork", "exception")
 @pytest.mark.parametrize(
-    ("program", "status", "stored", "said"),
+    ("program", "status", "stored", "message"),
     [
         ("w = ww.kv.create(path); w['a'] = b'1'", 0, 1, ""),
         ("w = ww.kv.create(path); w['a'] = b'1'; sys.exit(3)", 3, 1, ""),
@@ -278,19 +278,19 @@ def end(program: str, path: Path) -> tuple[int, str]:
     ids=["end", "exit", "none", "exception", "nothing-lost", "fork"],
 )
 def test_a_program_that_leaves_a_store_open(
-    tmp_path: Path, program: str, status: int, stored: int, said: str | None
+    tmp_path: Path, program: str, status: int, stored: int, message: str | None
 ) -> None:
     path = tmp_path / "s.kv"
     code, errors_said = end(program, path)
     assert code == status, errors_said
     with ww.kv.open(path) as store:
         assert len(store) == stored
-    if said == "":
+    if message == "":
         assert errors_said == ""
-    elif said is None:
+    elif message is None:
         assert "warpwell:" not in errors_said
     else:
-        assert said.format(path=path) in errors_said and "with" in errors_said
+        assert message.format(path=path) in errors_said and "with" in errors_said
 
 
 def leave(path: Path, fail: bool) -> None:
@@ -313,7 +313,7 @@ def test_a_forked_worker_that_leaves_a_store_open(
     try:
         raise KeyError("its parent's")
     except KeyError:
-        worker.start()  # what a parent handles ends no child
+        worker.start()  # an exception that the parent handles does not end a child
     worker.join(60)
     assert worker.exitcode == int(fail)
     with ww.kv.open(tmp_path / "s.kv") as store:

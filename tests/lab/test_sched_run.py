@@ -99,7 +99,7 @@ def test_an_open_trace_and_the_table(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["run", "--policy", "nope"], "unknown policy 'nope': choose one of first-come"),
         (["run", "--policy", ","], "no policy named"),
@@ -115,10 +115,10 @@ def test_an_open_trace_and_the_table(capsys: Capture) -> None:
         (["status", "--socket", "absent/s.sock"], "warpwell sched serve"),
     ],
 )
-def test_bad_input(capsys: Capture, arguments: list[str], told: str, tmp_path: Path) -> None:
+def test_bad_input(capsys: Capture, arguments: list[str], message: str, tmp_path: Path) -> None:
     device = ["--device", "cpu"] if arguments[0] in ("run", "serve") else []
     code, _, err = called(capsys, *arguments, *device)
-    assert code == 2 and told in err and err.startswith("warpwell: error: ")
+    assert code == 2 and message in err and err.startswith("warpwell: error: ")
 
 
 def test_no_gpu(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,9 +142,9 @@ def written(path: Path) -> Path:
 def test_explaining_a_log(capsys: Capture, tmp_path: Path) -> None:
     path = written(tmp_path / "l.jsonl")
     _, out, _ = called(capsys, "explain", str(path))
-    lines = out.splitlines()
-    assert lines[0] == "policy source" and len(lines) == 3
-    assert "gemm (task 0) was launched with nothing else running" in lines[1]
+    out_lines = out.splitlines()
+    assert out_lines[0] == "policy source" and len(out_lines) == 3
+    assert "gemm (task 0) was launched with nothing else running" in out_lines[1]
     _, out, _ = called(
         capsys,
         "explain",
@@ -177,13 +177,13 @@ def test_explaining_a_log(capsys: Capture, tmp_path: Path) -> None:
 
 def test_filters_that_match_nothing_say_so(capsys: Capture, tmp_path: Path) -> None:
     path = written(tmp_path / "l.jsonl")
-    for options, what in (
+    for options, filters in (
         (["--tenant", "nobody"], "--tenant nobody"),
         (["--task", "7", "--since", "0.1"], "--task 7 --since 0.1"),
     ):
         code, out, err = called(capsys, "explain", str(path), *options)
         assert code == 0 and out == "policy source\n"
-        assert err.startswith(f"nothing matches {what}; tenants in this log: a, b; tasks 0 to 1")
+        assert err.startswith(f"nothing matches {filters}; tenants in this log: a, b; tasks 0 to 1")
     assert called(capsys, "explain", str(path), "--tenant", "a")[2] == ""
     path.write_text('{"about": {"policy": "source"}}\n')
     assert called(capsys, "explain", str(path))[2] == "this log has no events\n"
@@ -191,12 +191,12 @@ def test_filters_that_match_nothing_say_so(capsys: Capture, tmp_path: Path) -> N
 
 def test_the_header_of_a_log(capsys: Capture, tmp_path: Path) -> None:
     path = tmp_path / "l.jsonl"
-    about = {"arrivals": "Poisson", "clock": 1755e6, "memory": 1 << 30, "policy": "source"}
-    path.write_text(json.dumps({"about": {**about, "mix": "word " * 40, "prediction_error": 0.05}}) + "\n")
-    lines = called(capsys, "explain", str(path))[1].splitlines()
+    fields = {"arrivals": "Poisson", "clock": 1755e6, "memory": 1 << 30, "policy": "source"}
+    path.write_text(json.dumps({"about": {**fields, "mix": "word " * 40, "prediction_error": 0.05}}) + "\n")
+    out_lines = called(capsys, "explain", str(path))[1].splitlines()
     header = "policy source; arrivals Poisson; clock 1.755 GHz; memory 1.0 GiB; mix"
-    assert lines[0].startswith(header) and "prediction error 0.05" in lines[-1]
-    assert max(map(len, lines)) <= 100
+    assert out_lines[0].startswith(header) and "prediction error 0.05" in out_lines[-1]
+    assert max(map(len, out_lines)) <= 100
 
 
 @pytest.mark.parametrize(
@@ -252,12 +252,12 @@ def test_serving_until_a_signal(capsys: Capture, tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            said = json.loads(process.stdout.readline())
-            assert said["socket"] == str(socket) and said["policy"] == "source" and said["device"] == "cpu"
+            started = json.loads(process.stdout.readline())
+            assert started["socket"] == str(socket) and started["policy"] == "source" and started["device"] == "cpu"
             subprocess.run([sys.executable, str(tmp_path / "client.py"), str(socket)], check=True, timeout=110)
             code, out, _ = called(capsys, "status", "--socket", str(socket), "--json")
             status: dict[str, Any] = json.loads(out)
-            assert code == 0 and status["owner_pid"] == said["owner_pid"] and status["owner_restarts"] == 0
+            assert code == 0 and status["owner_pid"] == started["owner_pid"] and status["owner_restarts"] == 0
             _, out, _ = called(capsys, "status", "--socket", str(socket), "--prometheus")
             assert 'warpwell_tasks_ended_total{outcome="done",policy="source",tenant="a"} 1' in out
             _, out, _ = called(capsys, "status", "--socket", str(socket), "--log", str(tmp_path / "now.jsonl"))
@@ -274,19 +274,19 @@ def test_serving_until_a_signal(capsys: Capture, tmp_path: Path) -> None:
         assert "fill (task 0) has ended" in out
     assert 'tenant="a"' in metrics.read_text()
     until = time.monotonic() + 20
-    while os.path.exists(f"/proc/{said['owner_pid']}") and time.monotonic() < until:
+    while os.path.exists(f"/proc/{started['owner_pid']}") and time.monotonic() < until:
         time.sleep(0.05)
-    assert not os.path.exists(f"/proc/{said['owner_pid']}")
+    assert not os.path.exists(f"/proc/{started['owner_pid']}")
 
 
 def test_a_service_gives_back_the_limits_of_turns(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And sets none where its options say nothing of turns."""
-    seen: list[float] = []
+    holds: list[float] = []
 
     def wait(_: float) -> None:
-        seen.append(json.loads((tmp_path / choice.FILE).read_text())["hold"])
+        holds.append(json.loads((tmp_path / choice.FILE).read_text())["hold"])
         raise sched._Terminated
 
     class Fake:
@@ -308,7 +308,7 @@ def test_a_service_gives_back_the_limits_of_turns(
     for options in (["--hold", "2"], ["--tenants", str(tenants)]):
         assert called(capsys, "serve", *options)[0] == 0
         assert json.loads((tmp_path / choice.FILE).read_text())["hold"] == 3
-    assert seen == [2, 3]
+    assert holds == [2, 3]
 
 
 def test_a_log_is_explained_where_stdin_and_stdout_are_closed(tmp_path: Path) -> None:
@@ -317,9 +317,9 @@ def test_a_log_is_explained_where_stdin_and_stdout_are_closed(tmp_path: Path) ->
         log = Log()
         log.add(Event(0.0, "arrive", 1, "k"))
         log.write(stream)
-    for given, closed, said in ((str(path), ">&-", ""), ("-", "<&-", "this log has no events\n")):
-        command = [sys.executable, "-m", "warpwell", "sched", "explain", "--all", given]
+    for source, closed, message in ((str(path), ">&-", ""), ("-", "<&-", "this log has no events\n")):
+        command = [sys.executable, "-m", "warpwell", "sched", "explain", "--all", source]
         done = subprocess.run(
             ["bash", "-c", f'"$@" {closed}', "bash", *command], capture_output=True, text=True, timeout=120, check=False
         )
-        assert (done.returncode, done.stderr) == (0, said)
+        assert (done.returncode, done.stderr) == (0, message)

@@ -1,4 +1,4 @@
-"""Workloads: results beside NumPy's on the CPU and in the interpreter, launches and their block form."""
+"""Workloads: results compared with NumPy on the CPU and in the interpreter, launches and their block form."""
 
 import numpy as np
 import pytest
@@ -99,9 +99,9 @@ def test_blocks_of_a_shape(shape):
 
 
 def test_a_seed_decides_the_input():
-    one, same, other = (make("spmv", 100, seed=seed) for seed in (1, 1, 2))
-    assert np.array_equal(one[0].arguments[2], same[0].arguments[2])
-    assert not np.array_equal(one[0].arguments[0], other[0].arguments[0])
+    first, same, different = (make("spmv", 100, seed=seed) for seed in (1, 1, 2))
+    assert np.array_equal(first[0].arguments[2], same[0].arguments[2])
+    assert not np.array_equal(first[0].arguments[0], different[0].arguments[0])
 
 
 def test_levels_by_hand():

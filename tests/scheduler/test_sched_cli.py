@@ -14,7 +14,7 @@ from warpwell.scheduler.events import Log
 SMALL = ["--kernels", "120"]
 
 
-def said(capsys, *arguments):
+def output_of(capsys, *arguments):
     assert main(["sched", *map(str, arguments)]) == 0
     return capsys.readouterr().out
 
@@ -27,14 +27,14 @@ def failing(capsys, *arguments):
 
 
 def test_simulate(capsys):
-    out = said(capsys, "simulate", *SMALL, "--policy", "source,lanes", "--seed", "3")
+    out = output_of(capsys, "simulate", *SMALL, "--policy", "source,lanes", "--seed", "3")
     for text in ("STP", "ANTT", "fairness", "p99 memory", "lanes", "class table (H100)", "imputed: priority"):
         assert text in out
     assert "…" not in out
 
 
 def test_all_policies_as_json(capsys):
-    found = json.loads(said(capsys, "simulate", *SMALL, "--policy", "all", "--json", "--load", "inf"))
+    found = json.loads(output_of(capsys, "simulate", *SMALL, "--policy", "all", "--json", "--load", "inf"))
     assert list(found["policies"]) == list(NAMES)
     assert found["load"] == "inf" and found["kernels"] >= 120 and found["rates"] == "class table (H100)"
     for values in found["policies"].values():
@@ -46,12 +46,12 @@ def test_all_policies_as_json(capsys):
 def test_the_host_takes_its_time(capsys):
     def stp(host):
         options = [*SMALL, "--load", "inf", "--policy", "left-over", "--json", "--host", host]
-        found = json.loads(said(capsys, "simulate", *options))
+        found = json.loads(output_of(capsys, "simulate", *options))
         assert found["host"] == pytest.approx(1e-6 * float(host))
         return found["policies"]["left-over"]["stp"]
 
     assert stp("0") > stp("50") > stp("500")
-    assert "host, us" in said(capsys, "simulate", *SMALL, "--host", "145")
+    assert "host, us" in output_of(capsys, "simulate", *SMALL, "--host", "145")
     assert "--host is -3.0: give a number from 0" in failing(capsys, "simulate", "--host", "-3")
 
 
@@ -59,18 +59,18 @@ def test_the_host_takes_its_time(capsys):
 def test_the_same_seed_gives_the_same_log(tmp_path, capsys, mode):
     def log(name, seed):
         path = tmp_path / name
-        said(capsys, "simulate", *SMALL, "--policy", "lanes", "--log", str(path), "--seed", seed, "--mode", mode)
+        output_of(capsys, "simulate", *SMALL, "--policy", "lanes", "--log", str(path), "--seed", seed, "--mode", mode)
         return path.read_text()
 
     assert log("a", "3") == log("b", "3") != log("c", "4")
-    about = json.loads(log("a", "3").splitlines()[0])["about"]
-    assert (about["policy"], about["seed"], about["mode"]) == ("lanes", 3, mode)
-    assert about["rates"] == "class table (H100)"
-    assert "imputed" in about
+    header = json.loads(log("a", "3").splitlines()[0])["about"]
+    assert (header["policy"], header["seed"], header["mode"]) == ("lanes", 3, mode)
+    assert header["rates"] == "class table (H100)"
+    assert "imputed" in header
 
 
 def test_each_policy_has_a_log(tmp_path, capsys):
-    out = said(
+    out = output_of(
         capsys, "simulate", "--kernels", "60", "--policy", "source,left-over", "--log", tmp_path / "l.jsonl", "--json"
     )
     names = [tmp_path / f"l.{name}.jsonl" for name in ("source", "left-over")]
@@ -81,22 +81,22 @@ def test_each_policy_has_a_log(tmp_path, capsys):
 def test_rates_of_a_file(tmp_path, capsys):
     path = tmp_path / "pairs.json"
     path.write_text('{"format": "warpwell-pairs/1", "device": "mine", "pairs": []}')
-    found = json.loads(said(capsys, "simulate", *SMALL, "--policy", "source", "--matrix", str(path), "--json"))
+    found = json.loads(output_of(capsys, "simulate", *SMALL, "--policy", "source", "--matrix", str(path), "--json"))
     assert "mine" in found["policies"]["source"]["rates"]
 
 
 def test_a_trace_and_back(tmp_path, capsys):
     path = tmp_path / "t.csv"
-    out = said(capsys, "trace", "--kernels", "50", "--mix", "pure", "--out", str(path))
+    out = output_of(capsys, "trace", "--kernels", "50", "--mix", "pure", "--out", str(path))
     assert "memory0" in out and "imputed: priority" in out
-    described = json.loads(said(capsys, "trace", "--trace", str(path), "--json"))
+    described = json.loads(output_of(capsys, "trace", "--trace", str(path), "--json"))
     assert described["kernels"] >= 50 and described["load"] == pytest.approx(1.5)
     assert set(described["applications"]["memory0"]) >= {"kernels", "seconds", "memory_seconds", "requests"}
-    one, two = (
-        json.loads(said(capsys, "simulate", *SMALL, "--policy", "source", "--error", "0", "--json", *options))
+    from_trace, generated = (
+        json.loads(output_of(capsys, "simulate", *SMALL, "--policy", "source", "--error", "0", "--json", *options))
         for options in (["--trace", str(path)], ["--kernels", "50", "--mix", "pure"])
     )
-    assert one["policies"]["source"]["stp"] == pytest.approx(two["policies"]["source"]["stp"])
+    assert from_trace["policies"]["source"]["stp"] == pytest.approx(generated["policies"]["source"]["stp"])
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ def test_columns_and_values_of_a_trace_that_cannot_be(tmp_path, capsys):
 def test_experiments_are_plain_data():
     small = Experiment(Recipe(kernels=60, seed=2))
     again = Experiment(Recipe(kernels=60, seed=2))
-    one, two = (its.metrics("left-over", its.recipe.make()) for its in (small, again))
+    first, second = (experiment.metrics("left-over", experiment.recipe.make()) for experiment in (small, again))
     timing = {"decision_mean", "decision_p99"}
-    assert {k: v for k, v in one.items() if k not in timing} == {k: v for k, v in two.items() if k not in timing}
+    assert {k: v for k, v in first.items() if k not in timing} == {k: v for k, v in second.items() if k not in timing}
     assert chosen("all") == list(NAMES) and chosen("left-over, left-over,source") == ["left-over", "source"]
 
 

@@ -247,7 +247,7 @@ def test_a_task_larger_than_the_memory_creates_nothing() -> None:
     assert [e.kind for e in core.log] == ["reject"]
 
 
-# -- what a policy may not do -------------------------------------------------------------------------------
+# -- invalid decisions -------------------------------------------------------------------------------------
 
 
 PLAIN = Placement(plain=True)
@@ -281,16 +281,16 @@ def test_the_log_is_written_when_the_device_has_been_told(wrong: bool) -> None:
     policy.wrong = wrong
     executor.wait(0.2)
     core.submit(Request("other", [task("other")], 0.2))
-    seen = []
+    lengths = []
     for name in ("preempt", "launch_behind"):
         method = getattr(executor, name)
-        setattr(executor, name, lambda *given, method=method: (seen.append(len(core.log)), method(*given))[1])
+        setattr(executor, name, lambda *args, method=method: (lengths.append(len(core.log)), method(*args))[1])
     if wrong:
         with pytest.raises(errors.SchedulerError, match="correct the policy"):
             core.step()
     else:
         core.step()
-    assert seen == [2] * len(seen) and len(seen) == 2 - wrong
+    assert lengths == [2] * len(lengths) and len(lengths) == 2 - wrong
     kinds = ["arrive", "launch", "arrive", "preempt", *["launch"][wrong:]]
     assert [event.kind for event in core.log] == kinds
 
@@ -299,22 +299,22 @@ def test_the_log_is_written_when_the_device_has_been_told(wrong: bool) -> None:
 def test_a_task_that_cancels_itself_while_it_is_launched_goes_on(limit: int) -> None:
     executor = ScriptedExecutor(queues=True)
     core = Core(executor, "first-come", limit=limit)
-    _, its, after = (core.submit(Request(name, [task(name)]))[0] for name in ("before", "its", "after"))
-    asked = []
+    _, cancelled, after = (core.submit(Request(name, [task(name)]))[0] for name in ("before", "cancelled", "after"))
+    answers = []
     for name in ("launch", "launch_behind"):
         method = getattr(executor, name)
 
-        def launch(job, *about, method=method):
-            if job is its:
-                asked.append(core.cancel(its))
-            return method(job, *about)
+        def launch(job, *arguments, method=method):
+            if job is cancelled:
+                answers.append(core.cancel(cancelled))
+            return method(job, *arguments)
 
         setattr(executor, name, launch)
     for _ in range(20):
         core.step()
         if core.running:
             executor.wait(None)
-    assert asked[0] is False and its.state is after.state is State.DONE
+    assert answers[0] is False and cancelled.state is after.state is State.DONE
 
 
 class Wrong(Policy):
@@ -440,12 +440,12 @@ def test_a_kernel_that_waits_for_room_on_the_device_is_not_charged() -> None:
     assert core.tenants["a"].used == pytest.approx(20) and core.tenants["b"].used == pytest.approx(10)
 
 
-def shares(burst, others=True, until=40.0):
+def shares(burst, with_big=True, until=40.0):
     tenants = {"small": {"share": 0.25, "burst": burst, "window": 2.0}, "big": {}}
     core = Core(ScriptedExecutor(), "left-over", limit=1, tenants=tenants)
     for _ in range(100):
         core.submit(Request("r", [task("s", 0.5, tenant="small")]))
-        if others:
+        if with_big:
             core.submit(Request("r", [task("b", 0.5, tenant="big")]))
     while core.executor.now() < until:
         core.executor.wait(core.step())
@@ -455,12 +455,12 @@ def shares(burst, others=True, until=40.0):
 def test_a_tenant_over_its_quota_waits() -> None:
     # a quarter, and one window's worth at the start
     assert shares(burst=False) == pytest.approx(0.25, abs=0.05)
-    assert shares(burst=False, others=False) == pytest.approx(0.25, abs=0.05), "without burst the rest stays idle"
+    assert shares(burst=False, with_big=False) == pytest.approx(0.25, abs=0.05), "without burst the rest stays idle"
 
 
 def test_with_burst_a_quota_is_what_it_is_sure_of() -> None:
     assert shares(burst=True) == pytest.approx(0.25, abs=0.05)
-    assert shares(burst=True, others=False) == pytest.approx(1.0, abs=0.02)
+    assert shares(burst=True, with_big=False) == pytest.approx(1.0, abs=0.02)
 
 
 def test_places_that_nobody_within_a_quota_can_take_go_to_those_who_may_burst() -> None:
@@ -487,7 +487,7 @@ def test_one_that_comes_late_does_not_catch_up() -> None:
     assert tenants["new"].clock == 100.0
 
 
-# -- what a task can be -------------------------------------------------------------------------------------
+# -- invalid tasks ------------------------------------------------------------------------------------------
 
 HUGE = 10**5000
 
@@ -549,9 +549,9 @@ def test_the_waiting_list_is_a_sorted_list_in_buckets(entries, seed) -> None:
         if removes:
             for _ in range(chance.randrange(3)):
                 if model:
-                    gone = model[0] if chance.random() < 0.5 else chance.choice(model)
-                    model.remove(gone)
-                    waiting.remove(gone) if chance.random() < 0.5 else waiting.launched(gone)
+                    removed = model[0] if chance.random() < 0.5 else chance.choice(model)
+                    model.remove(removed)
+                    waiting.remove(removed) if chance.random() < 0.5 else waiting.launched(removed)
         allowed = [j for j in model if j not in forbidden]
         assert waiting.everything == model
         assert list(waiting) == allowed and len(waiting) == len(allowed) and bool(waiting) == bool(allowed)
@@ -607,13 +607,13 @@ def test_a_decision_looks_at_few_however_many_wait(name) -> None:
 
 
 class Ahead(LeftOver):
-    """As many at once as it may."""
+    """Launches as many jobs as it may."""
 
     ahead = 6
 
     def decide(self, view):
-        there = len(view.running) + sum(map(len, view.trains.values()))
-        return [Launch(job, PLAIN) for job in list(view.waiting)[: view.limit + self.ahead - there]]
+        active = len(view.running) + sum(map(len, view.trains.values()))
+        return [Launch(job, PLAIN) for job in list(view.waiting)[: view.limit + self.ahead - active]]
 
 
 def train(limit=1, count=5, policy=None, **options):
@@ -624,7 +624,7 @@ def train(limit=1, count=5, policy=None, **options):
     return core
 
 
-def told(core, kind):
+def events_of(core, kind):
     return [(event.time, event.task) for event in core.log if event.kind == kind]
 
 
@@ -632,11 +632,11 @@ def told(core, kind):
 def test_jobs_of_a_train_take_one_place_and_run_in_turn(queues: bool) -> None:
     core = train(queues=queues)
     assert [job.number for job in core.running] == [0] and core.waiting == []
-    assert told(core, "launch") == [(0.0, k) for k in range(5)]
+    assert events_of(core, "launch") == [(0.0, k) for k in range(5)]
     finish(core)
     assert [(job.started, job.ended, job.ran) for job in core.jobs] == [(k, k + 1, 1.0) for k in range(5)]
-    assert told(core, "end") == [(k + 1.0, k) for k in range(5)]
-    # only who has the place is charged
+    assert events_of(core, "end") == [(k + 1.0, k) for k in range(5)]
+    # only the job that holds the slot is charged
     assert [core.tenants[f"user{k}"].used for k in range(2)] == [3 * 132, 2 * 132]
     behind = [event.why.get("behind") for event in core.log if event.kind == "launch"]
     assert behind == [None, 0, 1, 2, 3]
@@ -674,20 +674,20 @@ def test_a_job_in_a_train_may_be_cancelled_before_its_turn(queues: bool) -> None
 def test_a_job_in_a_train_may_be_preempted_and_comes_again(queues: bool) -> None:
     class Once(Ahead):
         adjusts = True
-        asked = False
+        has_preempted = False
 
         def decide(self, view):
-            if self.asked or view.now < 1.0:
+            if self.has_preempted or view.now < 1.0:
                 return super().decide(view)
-            self.asked = True
+            self.has_preempted = True
             return [Preempt(view.trains[view.running[0]][-1])]
 
     core = train(queues=queues, policy=Once())
     finish(core)
     last = core.jobs[4]
     assert last.state is State.DONE and last.preemptions == 1 and last.ran == 1.0
-    assert [told(core, kind)[0][1] for kind in ("preempt", "stop")] == [4, 4]
-    assert len(told(core, "launch")) == 6 and len(told(core, "end")) == 5
+    assert [events_of(core, kind)[0][1] for kind in ("preempt", "stop")] == [4, 4]
+    assert len(events_of(core, "launch")) == 6 and len(events_of(core, "end")) == 5
 
 
 @pytest.mark.parametrize("queues", [False, True])
@@ -710,7 +710,7 @@ def test_more_than_a_policy_says_are_no_train() -> None:
 
 @pytest.mark.parametrize("queues", [False, True])
 def test_a_place_that_becomes_free_beside_a_train_is_given_at_once(queues: bool) -> None:
-    class Places(Ahead):
+    class TwoPlaces(Ahead):
         def decide(self, view):
             free = view.limit - len(view.running)
             long = [job for job in view.waiting if job.task.name == "long"]
@@ -721,7 +721,7 @@ def test_a_place_that_becomes_free_beside_a_train_is_given_at_once(queues: bool)
                 return [Launch(job) for job in long[:1]]
             return [] if view.trains else [Launch(job, PLAIN) for job in short[:6]]
 
-    core = Core(ScriptedExecutor(queues=queues), Places(), limit=2)
+    core = Core(ScriptedExecutor(queues=queues), TwoPlaces(), limit=2)
     for name, seconds, count in (("long", 2.25, 2), ("short", 1.0, 7)):
         for _ in range(count):
             core.submit(Request(name, [task(name, seconds)]))
@@ -730,31 +730,31 @@ def test_a_place_that_becomes_free_beside_a_train_is_given_at_once(queues: bool)
 
 
 class Behind(Policy):
-    """One as workers, and the next one behind it; `asked` are the times at which it was asked."""
+    """Runs one job as workers with the next one queued after it; `times` are the times of its decisions."""
 
     name = "behind"
     ahead = 2
     adjusts = True
     period = 0.25
 
-    def __init__(self, *others):
-        self.asked, self.others = [], list(others)
+    def __init__(self, *scheduled):
+        self.times, self.scheduled = [], list(scheduled)
 
     def decide(self, view):
-        self.asked.append(view.now)
-        for time, decide in self.others:
+        self.times.append(view.now)
+        for time, decide in self.scheduled:
             if view.now >= time:
-                self.others.remove((time, decide))
+                self.scheduled.remove((time, decide))
                 return decide(view)
         job, running = view.waiting.first(), view.running
-        if job is None or view.trains or any(its.state is State.STOPPING for its in running):
+        if job is None or view.trains or any(running_job.state is State.STOPPING for running_job in running):
             return []
         return [Launch(job, behind=running[0] if running else None)]
 
 
-def lane(*others, count=3, queues=True, fields=None, **options):
+def lane(*scheduled, count=3, queues=True, fields=None, **options):
     executor = ScriptedExecutor(options.pop("capacity", None), queues=queues, **options)
-    core = Core(executor, Behind(*others), limit=1)
+    core = Core(executor, Behind(*scheduled), limit=1)
     for k in range(count):
         core.submit(Request(f"t{k}", [task(f"t{k}", **(fields or {}))]))
     core.step()
@@ -768,7 +768,7 @@ def test_workers_behind_workers_take_their_place(queues: bool) -> None:
     finish(core)
     assert [(job.started, job.ended, job.ran) for job in core.jobs] == [(k, k + 1, 1.0) for k in range(3)]
     assert [event.why.get("behind") for event in core.log if event.kind == "launch"] == [None, 0, 1]
-    assert {1.0, 2.0} <= set(core.policy.asked)  # each turn is a decision
+    assert {1.0, 2.0} <= set(core.policy.times)  # each turn is a decision
     kinds = [call[0] for call in core.executor.calls]
     assert kinds == (["launch", "behind", "behind"] if queues else ["launch"] * 3)
     assert core.tenants["default"].used == 3 * 132
@@ -786,9 +786,9 @@ def test_who_is_behind_a_preempted_job_leaves_first_and_a_newcomer_takes_the_pla
     finish(core)
     jobs = core.jobs
     assert jobs[2].started == 0.25 + cost
-    told_ = [(event.kind, event.task) for event in core.log if event.kind in ("preempt", "stop")]
-    assert [task for kind, task in told_ if kind == "preempt"] == [1, 0]
-    assert {task for kind, task in told_ if kind == "stop"} == {0, 1}
+    recorded = [(event.kind, event.task) for event in core.log if event.kind in ("preempt", "stop")]
+    assert [task for kind, task in recorded if kind == "preempt"] == [1, 0]
+    assert {task for kind, task in recorded if kind == "stop"} == {0, 1}
     assert [job.preemptions for job in jobs] == [1, 1, 0] and all(job.state is State.DONE for job in jobs)
     assert [call[1] for call in core.executor.calls if call[0] == "preempt"] == ([1, 0] if queues else [0])
     assert sum(job.ran for job in jobs) == pytest.approx(3.0)
@@ -839,8 +839,8 @@ REQUESTS = {
 def test_an_executor_that_cannot_do_what_is_asked_of_one_that_runs_stops_nobody(name: str) -> None:
     class Once(Behind):
         def decide(self, view):
-            if view.now >= 0.25 and self.others:
-                return self.others.pop()(view)
+            if view.now >= 0.25 and self.scheduled:
+                return self.scheduled.pop()(view)
             return [Launch(job) for job in list(view.waiting)[: view.limit - len(view.running)]]
 
     executor = ScriptedExecutor(raises={name: OSError("the device is busy")}, queues=True)
@@ -885,7 +885,7 @@ def test_what_cannot_be_done_with_one_that_has_not_begun(decide, message) -> Non
 
 
 class Wild(Policy):
-    """Launches, preempts and resizes at random whatever it may."""
+    """Launches, preempts and resizes random jobs."""
 
     name = "wild"
     ahead, adjusts, watches, period = 5, True, True, 0.125
@@ -895,17 +895,17 @@ class Wild(Policy):
 
     def decide(self, view):
         rng, running = self.rng, view.running
-        behind = [its for train in view.trains.values() for its in train]
+        behind = [job for train in view.trains.values() for job in train]
         if running and rng.random() < 0.3:
-            its = rng.choice([*running, *behind])
-            may = its.state is State.RUNNING and (its in behind or not its.placement.plain)
+            job = rng.choice([*running, *behind])
+            may = job.state is State.RUNNING and (job in behind or not job.placement.plain)
             if may and rng.random() < 0.5:
-                found = [Preempt(its)]
-                if its in running and view.waiting and len(behind) < self.ahead:
-                    found.append(Launch(view.waiting[0], Placement(3), behind=its))
+                found = [Preempt(job)]
+                if job in running and view.waiting and len(behind) < self.ahead:
+                    found.append(Launch(view.waiting[0], Placement(3), behind=job))
                 return found
-            if its in running:
-                return [Resize(its, rng.randrange(1, 9), younger=rng.random() < 0.5)]
+            if job in running:
+                return [Resize(job, rng.randrange(1, 9), younger=rng.random() < 0.5)]
         waiting = list(view.waiting)
         if not waiting:
             return []
@@ -933,20 +933,20 @@ def test_whatever_a_policy_does_every_task_ends_and_gives_back_what_it_had(devic
     core.policy.period *= unit
     for k in range(rng.randrange(1, 14)):
         names = rng.choices(["good", "bad"], [4, 1], k=rng.randrange(1, 3))
-        tasks = [task(its, unit * rng.choice([0.25, 1.0, 2.0]), memory=rng.choice([0, 0, 30, 60])) for its in names]
+        tasks = [task(name, unit * rng.choice([0.25, 1.0, 2.0]), memory=rng.choice([0, 0, 30, 60])) for name in names]
         core.submit(Request(f"r{k}", tasks, unit * rng.choice([0.0, 0.5, 3.0])))
     for _ in range(4000):
         until = core.step()
         assert len(core.running) <= core.limit and len(set(core.running)) == len(core.running)
         assert set(core._trains) <= set(core.running)
-        behind = [its for train in core._trains.values() for its in train]
+        behind = [job for train in core._trains.values() for job in train]
         assert len(set(behind)) == len(behind)
-        assert all(its.train is train and train.given <= len(train) for train in core._trains.values() for its in train)
+        assert all(job.train is train and train.given <= len(train) for train in core._trains.values() for job in train)
         assert not set(behind) & set(core.running) and all(core._trains.values())
         assert all(job.train is None for job in core.jobs if job not in behind)
         if device == "queues":
-            given = [its for train in core._trains.values() for its in list(train)[: train.given]]
-            assert set(executor._ends) == {*core.running, *given}  # the first ones, and no others
+            launched = [job for train in core._trains.values() for job in list(train)[: train.given]]
+            assert set(executor._ends) == {*core.running, *launched}  # exactly the launched ones
         if rng.random() < 0.03:
             core.cancel(rng.choice(core.jobs))
         if not core.busy:
@@ -956,13 +956,13 @@ def test_whatever_a_policy_does_every_task_ends_and_gives_back_what_it_had(devic
     assert not core.busy and all(job.state in ends for job in core.jobs)
     assert all(job.done == job.task.blocks for job in core.jobs if job.state is State.DONE)
     assert core.free_memory == 100
-    assert all(its.running == its.waiting == its.held == 0 for its in core.tenants.values())
+    assert all(a.running == a.waiting == a.held == 0 for a in core.tenants.values())
 
 
 class _NotYet(ScriptedExecutor):
-    """Puts nothing behind others at first; later it fails."""
+    """Queues nothing at first; later it fails."""
 
-    def launch_behind(self, job, placement, other):
+    def launch_behind(self, job, placement, before):
         if self._now:
             raise MemoryError("no more")
         return False

@@ -34,10 +34,10 @@ from warpwell.testing.executors import ExecutorConformance
 
 
 class TestCudaExecutorWithoutRows(ExecutorConformance):
-    """Kernels whose arguments are no words, so that Python launches them."""
+    """Kernels without launch rows, which Python launches."""
 
     def make(self) -> Executor:
-        return fake_executor(words=False)
+        return fake_executor(uses_rows=False)
 
 
 class TestCudaExecutorWithoutGpu(ExecutorConformance):
@@ -64,7 +64,7 @@ class TestCudaExecutorWithoutGpu(ExecutorConformance):
             time.sleep(1e-3)
             ended = any(isinstance(event, Ended) for event in executor.poll())
         assert (self.counts(job.task) == 1).all()
-        assert 1 <= gpu.made[0].most <= 6
+        assert 1 <= gpu.made[0].max_workers <= 6
         executor.close()
 
     def test_a_short_kernel_that_does_not_end_is_stuck(self) -> None:
@@ -290,7 +290,7 @@ def test_workers_behind_others_begin_without_the_host_and_a_quota_holds_while_it
     job, x = held(executor)
     second = conformance.job(executor)
     executor.resize(job, 4)
-    until(lambda: gpu.made[1].most == 4)
+    until(lambda: gpu.made[1].max_workers == 4)
     assert executor.launch_behind(second, Placement(workers=3), job)
     executor.resize(job, 2)
     executor.resize(job, 4)  # two more, which come when two have left
@@ -300,16 +300,16 @@ def test_workers_behind_others_begin_without_the_host_and_a_quota_holds_while_it
     assert executor.progress(second) == 0
     x[0] = 1
     until(lambda: (conformance.counts(second.task) == 1).all())
-    assert gpu.made[1].most == 4
+    assert gpu.made[1].max_workers == 4
     events = conformance.ends(executor, 2)
     assert [event.job for event in events] == [job, second]
     executor.close()
 
 
 @pytest.mark.parametrize("placement", [Placement(plain=True), Placement(workers=2)], ids=["whole", "workers"])
-@pytest.mark.parametrize("words", [True, False], ids=["words", "no words"])
-def test_a_kernel_that_is_wanted_to_be_measured_is(words: bool, placement: Placement) -> None:
-    executor = fake_executor(words=words)
+@pytest.mark.parametrize("uses_rows", [True, False], ids=["rows", "no rows"])
+def test_a_kernel_that_is_wanted_to_be_measured_is(uses_rows: bool, placement: Placement) -> None:
+    executor = fake_executor(uses_rows=uses_rows)
     conformance = TestCudaExecutorWithoutGpu()
     conformance.finish_one(executor)
     job = conformance.job(executor)
@@ -481,9 +481,9 @@ def batch_job(x: Any, count: int, seconds: float = 20e-6) -> Job:
     return Job(task, Request("adds", [task]), 0.0)
 
 
-@pytest.mark.parametrize("words", [True, False])
-def test_the_launches_of_a_batch_run_in_order_and_leave_between_two(words: bool) -> None:
-    executor, x = fake_executor(words=words), np.zeros(1000)
+@pytest.mark.parametrize("uses_rows", [True, False])
+def test_the_launches_of_a_batch_run_in_order_and_leave_between_two(uses_rows: bool) -> None:
+    executor, x = fake_executor(uses_rows=uses_rows), np.zeros(1000)
     job = batch_job(x, 3000)  # more than a line takes
     executor.launch(job, Placement())
     preemptions, ended = 0, None
@@ -501,7 +501,7 @@ def test_the_launches_of_a_batch_run_in_order_and_leave_between_two(words: bool)
             executor.preempt(job)
             executor.resize(job, 2)
     assert ended.error is None and (x == 3000).all()
-    assert preemptions >= 2 or not words
+    assert preemptions >= 2 or not uses_rows
     executor.close()
 
 
@@ -608,7 +608,7 @@ def test_workers_are_relieved_in_another_line_where_theirs_has_no_room_for_all_b
 
 
 def test_what_cannot_be_put_behind_others_keeps_no_record() -> None:
-    executor = fake_executor(words=False)
+    executor = fake_executor(uses_rows=False)
     conformance = TestCudaExecutorWithoutGpu()
     conformance.finish_one(executor)
     job, x = held(executor)

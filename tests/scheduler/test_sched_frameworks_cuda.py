@@ -68,9 +68,9 @@ def test_graphs_and_tensors_of_pytorch() -> None:
     with torch.cuda.graph(graph):
         x.mul_(3)
 
-    def add(stream: int, tensor: Any, other: Any) -> None:
+    def add(stream: int, tensor: Any, addend: Any) -> None:
         with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
-            tensor.add_(other.detach()[0])
+            tensor.add_(addend.detach()[0])
 
     torch.cuda.synchronize()
     with Scheduler("cuda") as scheduler:
@@ -115,20 +115,20 @@ def test_turns_meet_by_the_name_of_the_gpu(turns: None) -> None:
         pass
     x = cuda.to_device(np.ones(SIZE))
     assert gpu_work.current_context()
-    with ww.turn("here") as its:
+    with ww.turn("here") as turn:
         double[SIZE](x)
-        its.pause()
+        turn.pause()
         with ww.turn("inner", device=0):
             double[SIZE](x)
         code = "import warpwell as ww, time\nwith ww.turn('other', priority=1):\n    print('inside', flush=True)\n"
-        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
             until = time.monotonic() + 60
             while not any(row["state"] == "waits" for row in operate.status()):
                 assert time.monotonic() < until
                 time.sleep(0.01)
             assert len({row["device"] for row in operate.status()}) == 1
-            its.pause()
-            assert other.stdout is not None and other.stdout.readline() == "inside\n"
+            turn.pause()
+            assert process.stdout is not None and process.stdout.readline() == "inside\n"
     assert (x.copy_to_host() == 4).all()
 
 
@@ -148,9 +148,9 @@ def test_work_waits_at_gates_while_another_program_has_the_gpu(
     stream = torch.cuda.Stream() if graph else torch.cuda.current_stream()
     captured = torch.cuda.CUDAGraph()
     if graph:
-        with ww.turn("here", ahead=True, stream=stream) as its, torch.cuda.graph(captured, stream=stream):
+        with ww.turn("here", ahead=True, stream=stream) as turn, torch.cuda.graph(captured, stream=stream):
             x.add_(1)
-            its.pause()
+            turn.pause()
             x.add_(1)
     code = (
         "import sys, warpwell as ww\n"
@@ -162,17 +162,17 @@ def test_work_waits_at_gates_while_another_program_has_the_gpu(
     turns = 0
 
     def step() -> None:
-        with ww.turn("here", ahead=True, stream=stream) as its, torch.cuda.stream(stream):
+        with ww.turn("here", ahead=True, stream=stream) as turn, torch.cuda.stream(stream):
             if graph:
                 captured.replay()
                 return
             x.add_(1)
             time.sleep(2 * ahead.CLOSE)
-            its.pause()
+            turn.pause()
             x.add_(1)
 
-    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as other:
-        assert other.stdout is not None and other.stdin is not None and other.stdout.readline() == "begins\n"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as process:
+        assert process.stdout is not None and process.stdin is not None and process.stdout.readline() == "begins\n"
         # The hold limit is an hour, so only the pauses of this program can let the other one in.
         until = time.monotonic() + HANG_SECONDS
         while not any(row["tenant"] == "other" and row["state"] == "inside" for row in operate.status()):
@@ -184,9 +184,9 @@ def test_work_waits_at_gates_while_another_program_has_the_gpu(
         done = torch.cuda.Event()
         done.record(stream)
         time.sleep(0.1)
-        assert not done.query()  # it stands at a gate
-        other.stdin.write("\n")
-        other.stdin.flush()
+        assert not done.query()  # it waits at a gate
+        process.stdin.write("\n")
+        process.stdin.flush()
         stream.synchronize()
     assert bool((x == 2 * turns).all())
 

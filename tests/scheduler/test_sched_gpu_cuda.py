@@ -126,10 +126,10 @@ def test_a_kernel_that_the_gpu_refuses_in_a_line_fails_alone() -> None:
     executor.launch(second, Placement(plain=True))
     assert until_event(executor).error is None
     third = job_of(step[x.size], x, 3)
-    gone = executor._gpu.forms
+    make_forms = executor._gpu.forms
 
     def refused(blocks: Any) -> Any:
-        forms = gone(blocks)
+        forms = make_forms(blocks)
         forms.plain_row()[1] |= 4096 << 32  # threads of a block
         return forms
 
@@ -137,7 +137,7 @@ def test_a_kernel_that_the_gpu_refuses_in_a_line_fails_alone() -> None:
     executor.launch(third, Placement(plain=True))
     error = until_event(executor).error
     assert isinstance(error, errors.ArgumentError), error
-    executor._gpu.forms = gone
+    executor._gpu.forms = make_forms
     executor.close()
 
 
@@ -147,8 +147,8 @@ def test_workloads_are_the_same_bit_for_bit_as_workers(name: str) -> None:
     from warpwell.targets.blocks.cuda import Forms
 
     size = 4 * WORKLOADS[name].small
-    whole, cut = make(name, size, "cuda"), make(name, size, "cuda")
-    whole.run()
+    plain, cut = make(name, size, "cuda"), make(name, size, "cuda")
+    plain.run()
     gpu = Gpu()
     gpu.enter()
     stream = gpu.new_stream()
@@ -160,6 +160,6 @@ def test_workloads_are_the_same_bit_for_bit_as_workers(name: str) -> None:
         made.start(control.address, 0, 3, stream, 2)
         gpu.synchronize(stream)
         blocks.end()
-    for mine, theirs in zip(cut.results().values(), whole.results().values(), strict=True):
-        assert mine.tobytes() == theirs.tobytes()
+    for actual, expected in zip(cut.results().values(), plain.results().values(), strict=True):
+        assert actual.tobytes() == expected.tobytes()
     cut.check()

@@ -43,25 +43,25 @@ def test_the_outcome_is_known_without_waiting() -> None:
 def test_ends_are_told_in_every_way() -> None:
     called: list[Any] = []
     for error, cancelled in ((None, False), (errors.KernelError("bad"), False), (None, True)):
-        before, after, none = future(), future(), future()
-        for one in (before, none):
-            one.add_done_callback(called.append)
+        before, after, pending = future(), future(), future()
+        for handle in (before, pending):
+            handle.add_done_callback(called.append)
         with pytest.raises(TimeoutError):
             before.result(0.01)
-        for one in (before, after):
-            one.settle(error, cancelled)
+        for handle in (before, after):
+            handle.settle(error, cancelled)
         after.add_done_callback(called.append)
         assert called == [before, after]
         called.clear()
-        assert wait([before, after, none], timeout=0.01) == ({before, after}, {none})
+        assert wait([before, after, pending], timeout=0.01) == ({before, after}, {pending})
         assert set(as_completed([before, after], timeout=1)) == {before, after}
-        for one in (before, after):
-            assert one.done() and one.cancelled() == cancelled
+        for handle in (before, after):
+            assert handle.done() and handle.cancelled() == cancelled
             if cancelled:
                 with pytest.raises(CancelledError):
-                    one.result(1)
+                    handle.result(1)
             else:
-                assert one.exception(1) is error
+                assert handle.exception(1) is error
 
 
 def test_a_callback_that_ends_its_thread_ends_no_other(caplog: pytest.LogCaptureFixture) -> None:

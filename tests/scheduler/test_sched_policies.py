@@ -1,4 +1,4 @@
-"""Every policy: the conformance suite, and what is its own."""
+"""Every policy: the conformance suite, and tests of single policies."""
 
 import gc
 import weakref
@@ -110,7 +110,7 @@ def test_source_makes_a_kernel_wait_as_long_as_the_one_that_stays_runs() -> None
 def test_what_has_ended_is_kept_by_nobody(name) -> None:
     """Tasks have arrays with them."""
     gc.collect()
-    gc.freeze()  # the collections below look at what is made here, not at what earlier tests left
+    gc.freeze()  # the collections below then skip the objects of earlier tests
     core = Core(ScriptedExecutor(CAPACITY), policy(name), keep=False)
     tasks = weakref.WeakSet()
     for number in range(24):
@@ -161,7 +161,7 @@ def test_policies_have_the_names_they_are_registered_under() -> None:
     assert [policy(name).name for name in POLICIES] == list(POLICIES)
 
 
-# -- what is each one's own ---------------------------------------------------------------------------------
+# -- single policies ----------------------------------------------------------------------------------------
 
 
 def launches(core: Core) -> list[str]:

@@ -99,16 +99,16 @@ class Gate:
     """A task that cannot end while its gate is closed."""
 
     def __init__(self, scheduler: Scheduler, blocks: int = 4, first: int = 0, **options) -> None:
-        self.words = np.array([first], np.int64)
+        self.opened = np.array([first], np.int64)
         self.counts = np.zeros(BLOCK * blocks, np.int64)
-        self.handle = scheduler.submit(gated[self.counts.size], self.words, self.counts, **options)
+        self.handle = scheduler.submit(gated[self.counts.size], self.opened, self.counts, **options)
 
     def open(self) -> None:
-        self.words[0] = 1 << 40
+        self.opened[0] = 1 << 40
 
 
 def inside(scheduler: Scheduler, gate: Gate, blocks: int) -> None:
-    """Wait until that many blocks of a task have begun."""
+    """Wait until `blocks` blocks of a task have begun."""
     until(lambda: gate.handle.job is not None)
     until(lambda: scheduler.inspect(lambda core: core.executor.claimed(gate.handle.job)) >= blocks)
 
@@ -193,8 +193,8 @@ def test_many_threads_submit_while_tasks_are_preempted_at_random():
     rounds, until = 0, time.monotonic() + 60
     with scheduler_of(Restless(), limit=3) as scheduler:
 
-        def submit(mine):
-            for handle in [scheduler.submit(slow[a.size], a, 4000) for a in mine]:
+        def submit(own_arrays):
+            for handle in [scheduler.submit(slow[a.size], a, 4000) for a in own_arrays]:
                 handle.result(HANG_SECONDS)
 
         def stops():
@@ -202,14 +202,14 @@ def test_many_threads_submit_while_tasks_are_preempted_at_random():
 
         # how often the policy is asked while a task runs is the machine's choice: again, until it has been enough
         while rounds == 0 or (stops() <= 10 and time.monotonic() < until):
-            threads = [threading.Thread(target=submit, args=(mine,)) for mine in arrays]
+            threads = [threading.Thread(target=submit, args=(own_arrays,)) for own_arrays in arrays]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
             rounds += 1
         kinds = [e.kind for e in scheduler.log]
-    assert all((a == rounds).all() for mine in arrays for a in mine)
+    assert all((a == rounds).all() for own_arrays in arrays for a in own_arrays)
     assert kinds.count("end") == 24 * rounds and kinds.count("stop") > 10
 
 
@@ -256,17 +256,17 @@ def test_a_request_runs_in_order(scheduler):
 
 def test_a_task_comes_after_others(scheduler):
     gate = Gate(scheduler)
-    other: concurrent.futures.Future[None] = concurrent.futures.Future()
+    future: concurrent.futures.Future[None] = concurrent.futures.Future()
     x = np.ones(BLOCK, np.int64)
-    handle = scheduler.submit(double[BLOCK], x, after=[gate.handle, other])
+    handle = scheduler.submit(double[BLOCK], x, after=[gate.handle, future])
     gate.open()
     gate.handle.result(HANG_SECONDS)
     time.sleep(0.05)
     assert handle.state is State.WAITING and (x == 1).all()
-    other.set_result(None)
+    future.set_result(None)
     handle.result(HANG_SECONDS)
     assert (x == 2).all()
-    scheduler.submit(double[BLOCK], x, after=handle).result(HANG_SECONDS)  # what has ended keeps nobody
+    scheduler.submit(double[BLOCK], x, after=handle).result(HANG_SECONDS)  # an ended task delays no other
     assert (x == 4).all()
 
 
@@ -469,19 +469,19 @@ def test_submissions_that_nobody_has_taken_in_fail_with_the_scheduler():
 def test_what_is_not_taken_in_yet_is_cancelled_in_the_schedulers_thread(scheduler):
     gate = Gate(scheduler, 4, 0)
     inside(scheduler, gate, 3)
-    x, handles, told = np.ones(BLOCK, np.int64), [], []
+    x, handles, answers = np.ones(BLOCK, np.int64), [], []
 
     def callback():  # as a done callback: the submission waits in the queue behind it
-        other = threading.Thread(target=lambda: handles.append(scheduler.submit(double[BLOCK], x)))
-        other.start()
-        other.join(HANG_SECONDS)
-        told.append(handles[0].cancel())
+        thread = threading.Thread(target=lambda: handles.append(scheduler.submit(double[BLOCK], x)))
+        thread.start()
+        thread.join(HANG_SECONDS)
+        answers.append(handles[0].cancel())
 
     scheduler._dispatcher.call(callback)
     until(lambda: handles[0].cancelled())
     gate.open()
     gate.handle.result(HANG_SECONDS)
-    assert told == [True] and (x == 1).all()
+    assert answers == [True] and (x == 1).all()
 
 
 def test_a_policy_that_fails_ends_the_scheduler_and_everybody_is_told():
@@ -507,22 +507,22 @@ def test_a_policy_that_fails_ends_the_scheduler_and_everybody_is_told():
 
 def test_what_a_callback_submits_to_a_scheduler_that_fails_is_refused():
     scheduler = scheduler_of(Wrong())
-    gate, told = Gate(scheduler, 4, 0), []
+    gate, outcomes = Gate(scheduler, 4, 0), []
 
     def again(_):
         try:
-            told.append(scheduler.submit(double[BLOCK], np.ones(BLOCK, np.int64)))
+            outcomes.append(scheduler.submit(double[BLOCK], np.ones(BLOCK, np.int64)))
         except errors.SchedulerError as error:
-            told.append(error)
+            outcomes.append(error)
 
     gate.handle.add_done_callback(again)
     inside(scheduler, gate, 3)
     with contextlib.suppress(errors.SchedulerError):
         scheduler.submit(double[BLOCK], np.ones(BLOCK, np.int64))
     assert isinstance(gate.handle.exception(HANG_SECONDS), errors.TaskLostError)
-    until(lambda: told)
+    until(lambda: outcomes)
     gate.open()
-    assert isinstance(told[0], errors.SchedulerError)  # a handle would never end
+    assert isinstance(outcomes[0], errors.SchedulerError)  # a handle would never end
 
 
 # -- cancelling ----------------------------------------------------------------------------------------------------
@@ -546,12 +546,12 @@ def test_a_task_that_runs_is_cancelled_at_the_end_of_its_blocks_and_frees_its_wo
         gate = Gate(scheduler, 8, 2)
         inside(scheduler, gate, 5)
         x = np.ones(BLOCK, np.int64)
-        other = scheduler.submit(double[BLOCK], x)
+        waiting = scheduler.submit(double[BLOCK], x)
         assert gate.handle.cancel() and not gate.handle.done() and gate.handle.state is State.STOPPING
         gate.open()
         with pytest.raises(CancelledError):
             gate.handle.result(HANG_SECONDS)
-        other.result(HANG_SECONDS)
+        waiting.result(HANG_SECONDS)
         assert gate.counts.sum() == 5 * BLOCK and (x == 2).all()
 
 
@@ -567,9 +567,9 @@ def test_a_task_whose_last_blocks_ran_when_it_was_cancelled_is_done(scheduler):
 def test_a_preempted_task_is_cancelled_and_gives_its_arrays_back(tmp_path):
     class Once(Together):
         def decide(self, view):
-            mine = [j for j in view.running if j.state is State.RUNNING and j.preemptions == 0]
-            if mine:
-                return [Preempt(mine[0])]
+            preemptible = [j for j in view.running if j.state is State.RUNNING and j.preemptions == 0]
+            if preemptible:
+                return [Preempt(preemptible[0])]
             return [Launch(j) for j in view.waiting if j.preemptions == 0 and not view.running]
 
     np.save(tmp_path / "a.npy", np.arange(40 * BLOCK))
@@ -599,11 +599,11 @@ def test_cancelling_one_of_a_request_that_waits_for_others(scheduler):
 
 
 def test_what_runs_whole_cannot_be_cancelled():
-    class Whole(Together):
+    class Plain(Together):
         def decide(self, view):
             return [Launch(j, Placement(plain=True)) for j in view.waiting][: view.limit - len(view.running)]
 
-    with scheduler_of(Whole()) as scheduler:
+    with scheduler_of(Plain()) as scheduler:
         gate = Gate(scheduler)
         until(lambda: gate.handle.state is State.RUNNING)
         assert gate.handle.cancel() is False
@@ -619,11 +619,11 @@ def test_a_stuck_kernel_fails_and_frees_its_workers():
     with scheduler_of(limit=1, stuck_after=0.3) as scheduler:
         gate = Gate(scheduler, 8, 3)
         x = np.ones(BLOCK, np.int64)
-        other = scheduler.submit(double[BLOCK], x)
+        waiting = scheduler.submit(double[BLOCK], x)
         with pytest.raises(errors.StallError, match="stuck_after") as caught:
             gate.handle.result(HANG_SECONDS)
         assert caught.value.kernel == "gated" and caught.value.seconds == 0.3
-        other.result(HANG_SECONDS)
+        waiting.result(HANG_SECONDS)
         assert (x == 2).all() and gate.handle.state is State.FAILED
         assert "fail" in [e.kind for e in scheduler.log]
         gate.open()
@@ -632,7 +632,7 @@ def test_a_stuck_kernel_fails_and_frees_its_workers():
 class Watched(CpuExecutor):
     """An executor with a clock and counters that a test sets."""
 
-    time, done, begun = 0.0, 0, 0
+    time, done, begun_blocks = 0.0, 0, 0
 
     def now(self):
         return self.time
@@ -641,7 +641,7 @@ class Watched(CpuExecutor):
         return self.done
 
     def claimed(self, job):
-        return self.begun
+        return self.begun_blocks
 
 
 def test_a_task_is_stuck_when_a_block_runs_and_none_begins_or_ends():
@@ -649,8 +649,8 @@ def test_a_task_is_stuck_when_a_block_runs_and_none_begins_or_ends():
     job = Job(task, Request("r", [task]), 0.0, placement=Placement())
     watchdog, executor = Watchdog(4.0), Watched(threads=1)
 
-    def stuck_at(seconds, done, begun):
-        executor.time, executor.done, executor.begun = seconds, done, begun
+    def stuck_at(seconds, done, begun_blocks):
+        executor.time, executor.done, executor.begun_blocks = seconds, done, begun_blocks
         return watchdog.look([job], executor) == [job]
 
     assert not stuck_at(0.0, 0, 0)
@@ -659,7 +659,7 @@ def test_a_task_is_stuck_when_a_block_runs_and_none_begins_or_ends():
     assert not stuck_at(103.9, 0, 2)
     assert not stuck_at(105.0, 1, 3)  # slow, and not stuck
     assert not stuck_at(108.0, 1, 3)
-    assert not stuck_at(108.9, 1, 3)  # nobody looks more often than each second
+    assert not stuck_at(108.9, 1, 3)  # progress is checked at most once a second
     assert stuck_at(109.0, 1, 3)
     job.placement = Placement(plain=True)
     assert not stuck_at(200.0, 1, 3) and not stuck_at(300.0, 1, 3)
@@ -673,7 +673,7 @@ def test_a_watchdog_keeps_no_task_that_has_ended():
     task = Task("t", 9)
     job = Job(task, Request("r", [task]), 0.0, placement=Placement())
     watchdog, executor = Watchdog(4.0), Watched(threads=1)
-    vars(executor).update(time=100.0, done=0, begun=2)
+    vars(executor).update(time=100.0, done=0, begun_blocks=2)
     assert watchdog.look([job], executor) == []
     ended = weakref.ref(task)
     del task, job
@@ -692,7 +692,7 @@ def test_compiling_is_not_being_stuck(monkeypatch):
 
 
 class NoWayBack(CpuExecutor):
-    """An executor that cannot stop a kernel, as that of a GPU."""
+    """An executor that cannot stop a kernel, like the one of a GPU."""
 
     def abandon(self, job, error):
         super(CpuExecutor, self).abandon(job, error)
@@ -702,11 +702,11 @@ def test_a_stuck_kernel_on_a_device_that_cannot_stop_it_loses_the_device():
     scheduler = scheduler_of(limit=1, stuck_after=0.2, executor=lambda: NoWayBack(threads=2, patience=0.1))
     gate = Gate(scheduler, 8, 3)
     x = np.ones(BLOCK, np.int64)
-    other = scheduler.submit(double[BLOCK], x)
+    waiting = scheduler.submit(double[BLOCK], x)
     with pytest.raises(errors.StallError):
         gate.handle.result(HANG_SECONDS)
     with pytest.raises(errors.TaskLostError, match="submit it again"):
-        other.result(HANG_SECONDS)
+        waiting.result(HANG_SECONDS)
     until(lambda: scheduler.failure is not None)
     assert isinstance(scheduler.failure, errors.TaskLostError)
     scheduler.close()
@@ -716,14 +716,14 @@ def test_a_stuck_kernel_on_a_device_that_cannot_stop_it_loses_the_device():
 def test_a_callback_that_cancels_while_the_scheduler_fails_ends_no_task_twice():
     scheduler = scheduler_of(limit=1, stuck_after=0.2, executor=lambda: NoWayBack(threads=2, patience=0.1))
     gate = Gate(scheduler, 8, 3)
-    x, told = np.ones(BLOCK, np.int64), []
+    x, states = np.ones(BLOCK, np.int64), []
     first, second = (scheduler.submit(double[BLOCK], x) for _ in range(2))
     first.add_done_callback(lambda _: second.cancel())
-    second.add_done_callback(lambda its: told.append(its.state))
+    second.add_done_callback(lambda handle: states.append(handle.state))
     until(lambda: scheduler.failure is not None and first.done() and second.done())
     scheduler.close()
     gate.open()
-    assert len(told) == 1 and told == [second.state]
+    assert len(states) == 1 and states == [second.state]
 
 
 # -- closing -------------------------------------------------------------------------------------------------------
@@ -830,11 +830,11 @@ def test_a_scheduler_that_nobody_has_ends_after_its_tasks():
 
 
 def test_an_executor_that_cannot_be_made_is_an_error_of_the_scheduler():
-    def none():
+    def fail():
         raise errors.DeviceNotFoundError("no such device")
 
     with pytest.raises(errors.DeviceNotFoundError):
-        Scheduler("cpu", "first-come", executor=none)
+        Scheduler("cpu", "first-come", executor=fail)
 
 
 # -- processes, signals, idling ------------------------------------------------------------------------------------
@@ -857,15 +857,15 @@ def test_a_forked_child_is_told():
                     gate.handle.cancel,
                     lambda: scheduler.submit(double[4], x),
                 )
-                told = 0
+                refused = 0
                 for call in calls:
                     try:
                         call()
                     except errors.ForkError:
-                        told += 1
+                        refused += 1
                 scheduler.close()
                 done.result(0)
-                code = 0 if told == 3 else 2
+                code = 0 if refused == 3 else 2
             finally:
                 os._exit(code)
         gate.open()
@@ -922,7 +922,7 @@ def test_a_forked_child_may_compile_though_the_scheduler_made_its_first_dispatch
 
 
 def test_threads_of_a_scheduler_import_nothing(tmp_path):
-    """A process that is forked meanwhile could not import it any more, nor run a kernel."""
+    """A child that is forked during the import inherits a locked module and cannot run a kernel."""
     process = run(
         """
         import threading
@@ -931,7 +931,7 @@ def test_threads_of_a_scheduler_import_nothing(tmp_path):
         class Finder:
             @staticmethod
             def find_spec(name, path=None, target=None):
-                # a fork waits for who has Numba's lock
+                # a fork waits for the thread that holds Numba's lock
                 if threading.current_thread().name != "MainThread" and not global_compiler_lock.is_locked():
                     print("imported", name)
 
@@ -977,11 +977,11 @@ def run(program: str, tmp_path: Path) -> subprocess.Popen[str]:
 
 def test_ctrl_c_wherever_it_comes_in_a_call_keeps_the_scheduler_from_nothing(scheduler):
     def answers():
-        told = []
-        thread = threading.Thread(target=lambda: told.append(scheduler.inspect(lambda core: True)))
+        answered = []
+        thread = threading.Thread(target=lambda: answered.append(scheduler.inspect(lambda core: True)))
         thread.start()
         thread.join(HANG_SECONDS)
-        assert told == [True]
+        assert answered == [True]
 
     assert interrupted_everywhere(lambda: scheduler.inspect(lambda core: core), answers)
 
@@ -1000,8 +1000,8 @@ def test_ctrl_c_ends_a_program_that_waits_for_a_result(tmp_path):
     )
     assert process.stdout is not None and process.stdout.readline() == "running\n"
     process.send_signal(signal.SIGINT)
-    rest = process.communicate(timeout=HANG_SECONDS)[0]
-    assert "KeyboardInterrupt" in rest and process.returncode != 0
+    output = process.communicate(timeout=HANG_SECONDS)[0]
+    assert "KeyboardInterrupt" in output and process.returncode != 0
 
 
 def test_a_program_may_end_while_tasks_run(tmp_path):
@@ -1014,15 +1014,15 @@ def test_a_program_may_end_while_tasks_run(tmp_path):
         """,
         tmp_path,
     )
-    told = process.communicate(timeout=HANG_SECONDS)[0]
-    assert told.startswith("warpwell: 1 tasks of a scheduler were cancelled") and told.count("\n") == 1
+    output = process.communicate(timeout=HANG_SECONDS)[0]
+    assert output.startswith("warpwell: 1 tasks of a scheduler were cancelled") and output.count("\n") == 1
     assert process.returncode == 0
 
 
 @pytest.mark.timing
 def test_an_idle_scheduler_takes_no_time(scheduler):
     scheduler.submit(double[4], np.zeros(4)).result(HANG_SECONDS)
-    gate = Gate(scheduler)  # nor does one whose task waits
+    gate = Gate(scheduler)  # a running task must not cost time either
     inside(scheduler, gate, 3)
     before = time.thread_time_ns, time.process_time()
     time.sleep(0.5)
@@ -1035,18 +1035,18 @@ def test_an_idle_scheduler_takes_no_time(scheduler):
 
 
 def test_an_analyzer_says_what_is_known_of_a_task():
-    seen = []
+    sizes = []
 
     def analyzer(task):
-        seen.append(task.size)
+        sizes.append(task.size)
         return Profile(seconds=0.25, source="predicted")
 
     with scheduler_of(analyzer=analyzer) as scheduler:
         handle = scheduler.submit(double[4], np.zeros(4), size={"n": 4})
-        given = scheduler.submit(double[4], np.zeros(4), profile=Profile(seconds=1.0))
+        profiled = scheduler.submit(double[4], np.zeros(4), profile=Profile(seconds=1.0))
         handle.result(HANG_SECONDS)
-        given.result(HANG_SECONDS)
-    assert handle.task.profile.source == "predicted" and given.task.profile.seconds == 1.0 and seen == [{"n": 4}]
+        profiled.result(HANG_SECONDS)
+    assert handle.task.profile.source == "predicted" and profiled.task.profile.seconds == 1.0 and sizes == [{"n": 4}]
 
 
 def test_a_simulation_runs_behind_the_same_interface():

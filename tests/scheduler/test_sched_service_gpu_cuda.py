@@ -118,27 +118,27 @@ def test_several_processes_submit(service: Service, script: Path) -> None:
 
 def test_arrays_that_stay_on_the_device(client: Client, kernels: Any) -> None:
     x = np.arange(1000)
-    there = client.to_device(x)
-    client.submit_many([(kernels.double[1000], a) for a in (there, there, x)]).result(BOUND)
-    assert np.array_equal(there.numpy(), 4 * np.arange(1000)) and np.array_equal(x, 2 * np.arange(1000))
+    array = client.to_device(x)
+    client.submit_many([(kernels.double[1000], a) for a in (array, array, x)]).result(BOUND)
+    assert np.array_equal(array.numpy(), 4 * np.arange(1000)) and np.array_equal(x, 2 * np.arange(1000))
 
 
 @pytest.mark.timeout(200)
 def test_a_device_fault_restarts_and_others_run_again(service: Service, client: Client, kernels: Any) -> None:
-    there = client.to_device(np.arange(10))
+    array = client.to_device(np.arange(10))
     before = client.status()
-    with connect(service.path, tenant="other", timeout=30.0) as other:
+    with connect(service.path, tenant="other", timeout=30.0) as second_client:
         x = np.arange(1 << 20)
-        wanted = kernels.counted(x, 1000)
-        handle = other.submit(kernels.count[x.size], x, 1000)
+        expected = kernels.counted(x, 1000)
+        handle = second_client.submit(kernels.count[x.size], x, 1000)
         wild = client.submit(kernels.wild[1], np.zeros(4, np.int64), 1 << 44)
         with pytest.raises(errors.SchedulerError, match="wild"):
             wild.result(BOUND)
         handle.result(BOUND)
-        assert np.array_equal(x, wanted)
+        assert np.array_equal(x, expected)
     assert client.status()["owner_restarts"] > before["owner_restarts"]
     with pytest.raises(errors.TaskLostError, match="to_device"):
-        there.numpy()
+        array.numpy()
     y = np.arange(10)
     client.submit(kernels.double[10], y).result(BOUND)
     assert np.array_equal(y, 2 * np.arange(10))
