@@ -476,6 +476,28 @@ def test_places_that_nobody_within_a_quota_can_take_go_to_those_who_may_burst() 
     assert [job.ended for job in core.jobs[2:]] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
+def test_a_tenant_over_its_quota_replaces_no_task_of_one_within_its_quota() -> None:
+    """The replaced task would wait, bar the tenant that may burst, and be launched again, without end."""
+
+    class Replace(Policy):
+        name = "replace"
+
+        def decide(self, view):
+            heads, running = view.waiting.heads(), view.running
+            if not heads or (running and running[0].state is not State.RUNNING):
+                return []
+            return [Preempt(running[0], "switch", heads[0], {"rule": "worth"}) if running else Launch(heads[0])]
+
+    tenants = {"burst": {"share": 0.01, "window": 0.1}, "sure": {}}
+    core = Core(ScriptedExecutor(), Replace(), limit=1, tenants=tenants)
+    core.submit(Request("r", [task("first", 1.0, tenant="burst")]))
+    core.submit(Request("r", [task("sure", 1.0, tenant="sure")], 1.0))
+    core.submit(Request("r", [task("second", 1.0, tenant="burst")], 1.5))
+    finish(core)
+    assert [event.why["rule"] for event in core.log if event.kind == "hold"] == ["over quota"]
+    assert started(core)["second"] == pytest.approx(2.0) and all(job.preemptions == 0 for job in core.jobs)
+
+
 def test_one_that_comes_late_does_not_catch_up() -> None:
     tenants = Tenants(Capacity(processors=1), {"old": 1.0, "new": 1.0})
     made = task(tenant="old")

@@ -98,7 +98,7 @@ def test_a_task_waits_exactly_for_earlier_ones_that_conflict(seed: int) -> None:
     assert not order._segments and not order._awaited and not order._followers and not order._ended
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", [*range(150), 662])
 def test_random_programs_in_the_simulator_end_in_order(seed: int) -> None:
     run_simulated(seed)
 

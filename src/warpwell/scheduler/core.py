@@ -598,6 +598,9 @@ class Core:
         if not self.may_leave(job):
             raise self._wrong(f"preempted {job.task.name!r}, which was launched plain")
         newcomer = decision.newcomer
+        if newcomer is not None and self.tenants.must_yield(newcomer.task.tenant, job.task.tenant):
+            self._hold(Hold(newcomer, {**decision.why, "rule": "over quota"}), now)
+            return
         for following in [*self._trains.get(job, ())][::-1]:
             if following.state is RUNNING:  # it must not begin in its place
                 self._leave(following, now, "drain", {**decision.why, "ahead": True})

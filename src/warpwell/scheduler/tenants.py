@@ -255,6 +255,10 @@ class Tenants(dict[str, Account]):
         others = not spare and any(a.waiting and a.within for a in self.values())
         return frozenset(a.name for a in over if others or not a.tenant.burst)
 
+    def must_yield(self, name: str, other: str) -> bool:
+        """Return True if a tenant is over its quota and `other` is not, so that a waiting task of `other` bars it."""
+        return self.limited and not self[name].within and self[other].within
+
     def wake(self, now: float) -> float | None:
         """Return when the first tenant that waits over its quota is within it again."""
         times = [now + max(1e-9, -a.credit / a.rate * (1 + 1e-9)) for a in self.values() if a.waiting and not a.within]

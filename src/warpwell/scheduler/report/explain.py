@@ -122,6 +122,7 @@ def _compared(why: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
 _REASONS = {
     "no prediction": "it is not known yet how long the running kernels, or the newcomer, will still take",
     "cancelled": "it was cancelled",
+    "over quota": "its tenant is over its quota, and the tenant of the running kernel is not",
     "makes room": "part of its place goes to a newcomer",
     "alone": "nothing else runs any more",
     "grows": "it gets what others have left",
