@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from lab.sched.replay import replay
 from lab.sched.simulator import NO_DELAYS, HostDelays, Simulator
 from lab.testing.policies import task as unmeasured_task
 from warpwell.scheduler import Capacity, Kind, Request, Task
+from warpwell.scheduler.batch import Batch
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.policies.lanes import Lanes, _work
 from warpwell.scheduler.policies.live import Live, _key
@@ -96,6 +98,16 @@ def test_kernels_that_may_take_long_can_always_leave(make: Any) -> None:
     core = core_of()
     run(core, *[(0.0, make()) for _ in range(4)])
     assert not any(why.get("plain") for _, why in events_of(core, "launch"))
+
+
+def test_short_kernels_do_not_queue_after_batches() -> None:
+    """A batch can be preempted, so that no kernel may be launched beyond the limit after two of them."""
+    core = core_of(host=HostDelays(decision=80e-6, launch=5e-6))
+    launch = task(C, 0.02, "launch", launch=SimpleNamespace(kernel=None))
+    batches = [task(C, 0.02, "batch", blocks=4, launch=Batch([launch], [0] * 4)) for _ in range(6)]
+    warm_up = [(0.0, task(C, 0.02, "single")) for _ in range(80)]  # before, nothing is known of the host
+    ran = run(core, *warm_up, *[(0.1, arriving) for batch in batches for arriving in (batch, task(C, 0.02, "single"))])
+    assert all(job.state is State.DONE for job in ran.jobs)
 
 
 def test_short_kernels_are_launched_as_they_are() -> None:

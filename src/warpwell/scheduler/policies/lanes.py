@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any
 
 from ... import errors
+from ..batch import Batch
 from ..policy import Decision, Hold, Launch, Policy, Preempt, Resize, View
 from ..residency import shape_of
 from ..task import COMPUTE, MEMORY, PREEMPTED, RUNNING, Job, Kind, Placement
@@ -424,7 +425,8 @@ class Lanes(Policy):
                 # It would only wait on the device, in the way of arriving jobs.
                 return decisions or [Hold(job, {"rule": "soon"}, again=max(seconds - lookahead, RECHECK_SECONDS))]
             decisions.append(Launch(job, placement, ARRIVAL))
-            is_plain |= placement.plain
+            # A batch is launched so that it can be preempted: no kernel queues after it on the device.
+            is_plain |= placement.plain and not isinstance(job.task.launch, Batch)
             queued += full
             seconds += job.task.profile.seconds or 0.0
             room -= demand(job, view.capacity)
