@@ -192,7 +192,9 @@ def test_a_lost_agent_ends_a_result_that_is_on_its_way() -> None:
 
         def never(peer: int, tag: int, memory: Any) -> Any:
             begun.set()
-            return put(peer, tag + 1, memory)  # nobody takes that one
+            transfer = put(peer, tag + 1, memory)  # nobody takes that one
+            transfer.tag = tag
+            return transfer
 
         agent.transport.put = never  # type: ignore[method-assign]
         result = devices[0].call(np.ones, ITEMS)

@@ -216,7 +216,7 @@ def test_memory_of_another_process(piece: int, monkeypatch: pytest.MonkeyPatch) 
             with pytest.raises(OSError, match="memory of process"):
                 HostAccess(way[0], 8, way[2])
             source = np.tile(np.arange(256, dtype=np.uint8), 4096)
-            other.put(None, other.open(int(block)).address + 3, int(source.ctypes.data), (1 << 20) - 8)
+            other.put(None, other.open(int(block)) + 3, int(source.ctypes.data), (1 << 20) - 8)
             child.stdin.write("\n")
             child.stdin.flush()
             assert child.stdout.readline().strip() == "[1, 1, 1] True [1, 1, 1, 1, 1]"

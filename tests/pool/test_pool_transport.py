@@ -5,6 +5,8 @@ import ctypes
 import threading
 from collections import deque
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -156,13 +158,15 @@ def test_a_tag_is_given_out_again_once_its_copy_is_over(monkeypatch: pytest.Monk
     monkeypatch.setattr("warpwell.pool.transport.transport.TAGS", 8)  # of which agents have the second half
     assert [Tags(1).new(1, 0)] == [4]
     tags = Tags()
-    assert [tags.new(0, 1) for _ in range(5)] == [0, 1, 2, 3, 0] and tags.new(1, 0) == 0
-    held = Transfer(1, 2, Region.over(np.zeros(4, np.uint8)))
-    tags.reserve(0, 1, held)
+    assert [tags.new(0, 1) for _ in range(6)] == [0, 1, 2, 3, 0, 1] and tags.new(1, 0) == 0
+    memory = Region.over(np.zeros(4, np.uint8))
+    transport: Any = SimpleNamespace(rank=0, put=Transfer)
+    held = tags.start(transport, 1, memory, outgoing=True)
+    assert held.tag == 2
     held.cancel()
-    assert [tags.new(0, 1) for _ in range(4)] == [1, 3, 0, 1] and [tags.new(1, 0) for _ in range(2)] == [1, 2]
+    assert [tags.new(0, 1) for _ in range(4)] == [3, 0, 1, 3] and [tags.new(1, 0) for _ in range(2)] == [1, 2]
     held.finish(CANCELLED)
-    assert [tags.new(0, 1) for _ in range(3)] == [2, 3, 0]
+    assert [tags.new(0, 1) for _ in range(3)] == [0, 1, 2]
 
 
 def test_ctrl_c_frees_no_message_that_waits() -> None:

@@ -191,9 +191,8 @@ class BulkCopy:
     ) -> Reply:
         """Start to send an array to the agent, or to receive it. See `AgentConnection.request` for `counts`."""
         connection, channel, tags = self._connection, self._channel, self._connection.caller.tags
-        plan, transport = connection.transfers.plan(array.nbytes), connection.transport
-        move = transport.put if outgoing else transport.get
-        ends = (transport.rank, connection.rank) if outgoing else (connection.rank, transport.rank)
+        plan = connection.transfers.plan(array.nbytes)
+        memory, peer = Region.over(array, chunk=plan.chunk), connection.rank
         while self._reply is None:
             if channel.is_full:
                 connection.wait_for_credit(channel)  # outside of the block, so that Ctrl-C ends the wait
@@ -201,15 +200,13 @@ class BulkCopy:
                 if channel.is_full:
                     continue  # other threads have used the credit
                 connection.check()
-                tag = tags.new(*ends)
                 try:
-                    self._transfer = move(connection.rank, tag, Region.over(array, chunk=plan.chunk))
+                    transfer = self._transfer = tags.start(connection.transport, peer, memory, outgoing=outgoing)
                 except errors.DeviceLostError as error:
                     connection.raise_lost(str(error))
-                tags.reserve(*ends, self._transfer)
-                call = (op, handle, Reply, tag, tuple(plan), *operands)
+                call = (op, handle, Reply, transfer.tag, tuple(plan), *operands)
                 self._reply = connection.request(channel, *call, **counts)
-                self._reply.cancel_on_failure(self._transfer)
+                self._reply.cancel_on_failure(transfer)
         return self._reply
 
     def finish(self) -> None:

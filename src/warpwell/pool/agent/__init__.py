@@ -9,8 +9,7 @@ On the agent, in the order in which a call meets them:
 
     agent_main.py     a program: joins the job, serves, ends
     agent.py          Agent: the main loop; handlers of calls that are done at once
-    handlers.py       HANDLERS: the table of handlers by operation (``@handles(Op.WRITE)``)
-    state.py          AgentState: the state of an agent, which handlers use
+    state.py          AgentState: the state of an agent, which handlers use; HANDLERS: the handler of each operation
     stream_calls.py   handlers of the calls of streams: allocate, copy, launch, call, events
     copies.py         handlers of copies between agents, and of pinned arrays of the application
     staged.py         receive, send: bulk data between the transport and device memory

@@ -84,11 +84,10 @@ def answer(agent: AgentState, reply: int, result: Any) -> Callable[[], None]:
         contiguous, shape = flat(array)
         if np.may_share_memory(contiguous, array):
             contiguous = contiguous.copy()  # later calls may change the array while it is sent
-        tag = agent.tags.new(agent.transport.rank, agent.application)
         chunk = min(CHUNK, contiguous.nbytes)
-        transfers.append(agent.transport.put(agent.application, tag, Region.over(contiguous, chunk=chunk)))
-        agent.tags.reserve(agent.transport.rank, agent.application, transfers[-1])
-        descriptions.append((tag, chunk, *shape))
+        memory = Region.over(contiguous, chunk=chunk)
+        transfers.append(agent.tags.start(agent.transport, agent.application, memory, outgoing=True))
+        descriptions.append((transfers[-1].tag, chunk, *shape))
     for number, earlier in list(agent.answers.items()):  # a copy: other lanes answer concurrently
         if all(transfer.done for transfer in earlier):
             agent.answers.pop(number, None)

@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -201,8 +200,8 @@ class _LocalGpuAccess(PeerAccess):
         self._gpu = gpu
         MemoryPool.of(gpu.driver, ordinal).allow(gpu.ordinal)
 
-    def open(self, block: Any) -> Any:
-        return SimpleNamespace(address=block[0])
+    def open(self, block: Any) -> int:
+        return int(block[0])
 
     def put(self, stream: Any, to: int, source: int, nbytes: int) -> None:
         self._gpu.copy(stream, to, source, nbytes)
@@ -216,11 +215,11 @@ class _RemoteGpuAccess(_LocalGpuAccess):
         self._pool = ImportedPool(gpu.driver, gpu.ordinal, name)
         self._closing = gpu.new_stream()
 
-    def open(self, block: Any) -> Any:
-        return SimpleNamespace(address=self._pool.open(block[1]))
+    def open(self, block: Any) -> int:
+        return self._pool.open(block[1])
 
-    def close(self, opened: Any) -> None:
-        self._pool.close(opened.address, self._closing.handle)
+    def close(self, address: int) -> None:
+        self._pool.close(address, self._closing.handle)
 
 
 @functools.cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from types import SimpleNamespace
 from typing import Any, Protocol
 
 from ... import errors
@@ -19,10 +18,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class PeerAccess(Protocol):
     """The access of this device to the memory of another one."""
 
-    def open(self, block: Any) -> Any:
-        """Return a block that the other runtime has exported; its ``address`` is valid for `put`."""
+    def open(self, block: Any) -> int:
+        """Return the address for `put` of a block that the other runtime has exported."""
+        return int(block)
 
-    def close(self, opened: Any) -> None:
+    def close(self, address: int) -> None:
         """Stop using a block; its owner may free it when this returns."""
         return
 
@@ -58,9 +58,6 @@ class HostAccess(PeerAccess):
         self._transfer(_libc.process_vm_readv, ctypes.addressof(found), address, len(proof))
         if found.raw != proof:
             raise errors.PoolError(f"process {process} is not the agent that exported the memory")
-
-    def open(self, block: Any) -> Any:
-        return SimpleNamespace(address=block)
 
     def put(self, stream: Any, to: int, source: int, nbytes: int) -> None:
         """Copy memory of this device to the other process before it returns."""

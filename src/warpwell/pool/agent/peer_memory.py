@@ -27,14 +27,6 @@ from .protocol import Op
 _numbers = itertools.count(1)
 
 
-class _OpenedPeer:
-    """The access to the memory of another agent, and its open blocks."""
-
-    def __init__(self, access: PeerAccess) -> None:
-        self.access = access
-        self.blocks: dict[int, Any] = {}
-
-
 class PeerMemory:
     """The memory that an agent shares with other agents of its host.
 
@@ -52,7 +44,8 @@ class PeerMemory:
         self._lost: set[int] = set()
         self._dead: set[int] = set()
         self._unable: set[int] = set()
-        self._peers: dict[int, _OpenedPeer | str] = {}
+        self._peers: dict[int, PeerAccess | str] = {}
+        self._blocks: dict[tuple[int, int], tuple[PeerAccess, int]] = {}
         self._writes: Counter[int] = Counter()
         self._closer: Lane | None = None
 
@@ -118,7 +111,7 @@ class PeerMemory:
     def lost(self, peer: int) -> None:
         """Close the blocks of a lost agent. Memory that it can write to is kept until `ended`."""
         self._lost.add(peer)  # first, because `offer` and `open` check it last
-        if not self._agent.stopped and isinstance(self._peers.get(peer), _OpenedPeer):
+        if not self._agent.stopped and not isinstance(self._peers.get(peer, ""), str):
             self._agent.helper().put(0, "end of a lost agent's blocks", 0, 0, lambda _: self._close_all(peer))
 
     def ended(self, peer: int) -> None:
@@ -147,25 +140,23 @@ class PeerMemory:
 
     def _open(self, peer: int, address: Any, number: int, block: Any, offset: int) -> tuple[PeerAccess, int]:
         with self._opening:
-            peer_state = self._peers.get(peer)
-            if peer_state is None:
+            if peer not in self._peers:
                 try:
-                    peer_state = _OpenedPeer(self._agent.runtime.peer_access(address))
+                    self._peers[peer] = self._agent.runtime.peer_access(address)
                 except Exception as error:
-                    peer_state = str(error)  # an error that is raised again would keep the frames of each raise
-                self._peers[peer] = peer_state
-            if isinstance(peer_state, str):
-                raise errors.PoolError(f"no access to the memory of rank {peer}: {peer_state}")
+                    self._peers[peer] = str(error)  # an error that is raised again would keep the frames of each raise
+            access = self._peers[peer]
+            if isinstance(access, str):
+                raise errors.PoolError(f"no access to the memory of rank {peer}: {access}")
             if peer in self._lost:
                 raise errors.PoolError(f"rank {peer} is lost")
-            opened = peer_state.blocks.get(number)
-            if opened is None:
-                opened = peer_state.blocks[number] = peer_state.access.open(block)
-            return peer_state.access, int(opened.address) + offset
+            if (peer, number) not in self._blocks:
+                self._blocks[peer, number] = access, access.open(block)
+            return access, self._blocks[peer, number][1] + offset
 
     def unreachable(self) -> dict[int, str]:
         """Return the reasons why this device cannot access the memory of agents, by rank."""
-        return {peer: peer_state for peer, peer_state in list(self._peers.items()) if isinstance(peer_state, str)}
+        return {peer: reason for peer, reason in list(self._peers.items()) if isinstance(reason, str)}
 
     def release(self, peer: int, number: int) -> None:
         """Close a block whose owner will free it, and answer, in one thread for all blocks: closing may take long."""
@@ -180,10 +171,9 @@ class PeerMemory:
 
     def _close(self, peer: int, number: int) -> None:
         with self._opening:
-            peer_state = self._peers.get(peer)
-            opened = peer_state.blocks.pop(number, None) if isinstance(peer_state, _OpenedPeer) else None
-            if isinstance(peer_state, _OpenedPeer) and opened is not None:
-                peer_state.access.close(opened)
+            if (opened := self._blocks.pop((peer, number), None)) is not None:
+                access, address = opened
+                access.close(address)
 
     def _close_all(self, peer: int) -> None:
         """Close all blocks of a lost agent, after the copies that use them."""
@@ -191,17 +181,16 @@ class PeerMemory:
             if self._agent.stopped:
                 return
             clock.sleep(0.1)
-        peer_state = self._peers[peer]
-        for number in list(peer_state.blocks) if isinstance(peer_state, _OpenedPeer) else ():
-            with contextlib.suppress(Exception):
-                self._close(peer, number)
+        for owner, number in list(self._blocks):
+            if owner == peer:
+                with contextlib.suppress(Exception):
+                    self._close(peer, number)
 
     # -- both ------------------------------------------------------------------------------------------------------
 
     def count(self) -> dict[str, int]:
         """Return the number of blocks that are held for copies, that senders must close, and that are open here."""
-        opened = [p.blocks for p in list(self._peers.values()) if isinstance(p, _OpenedPeer)]
-        return {"held": len(self._held), "ending": len(self._ending), "open": sum(map(len, opened))}
+        return {"held": len(self._held), "ending": len(self._ending), "open": len(self._blocks)}
 
     def end(self) -> None:
         """Stop the thread that closes blocks."""

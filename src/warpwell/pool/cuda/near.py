@@ -262,16 +262,13 @@ class NearClient:
     def _start_copy(self, near: Near, end: int, slot: int, use: int, nbytes: int, direction: int) -> tuple[Any, ...]:
         """Start to copy the data of an entry; return the stop with its payload."""
         self._wait_for_slot(slot)
-        near_rank, far_rank = self._transport.rank, self.remote.rank
         payload: Any = 0
         if direction == IN and nbytes <= near.relay.inline:
             payload = near.read(slot, nbytes)
         elif nbytes > near.relay.inline:
-            source, destination = (near_rank, far_rank) if direction == IN else (far_rank, near_rank)
-            payload = self._server.tags.new(source, destination)
-            start = self._transport.put if direction == IN else self._transport.get
-            transfer = self._transfers[slot] = start(far_rank, payload, near.region(slot, nbytes))
-            self._server.tags.reserve(source, destination, transfer)
+            memory, tags = near.region(slot, nbytes), self._server.tags
+            transfer = tags.start(self._transport, self.remote.rank, memory, outgoing=direction == IN)
+            self._transfers[slot], payload = transfer, transfer.tag
         return end, slot, use, nbytes, direction, payload
 
     def _wait_for_slot(self, slot: int) -> None:

@@ -19,13 +19,13 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from typing import Any
 
 from ...errors import WarpwellError
 from .. import devices
-from ..device import Device
 from . import cuda_programs, job_output
 from .member import Member, forget_launcher
 
@@ -210,32 +210,19 @@ def _close_pool(pool: devices.Devices, trace: str | None) -> None:
 
 
 def _write_trace(trace: str, pool: devices.Devices) -> None:
-    """Write the calls on each device. If that fails, the program fails: its options request the trace."""
+    """Write the calls on each device as JSON. If that fails, the program fails: its options request the trace."""
     global _status
+    reports = []
     try:
-        write_trace(trace, pool)
+        for d in pool:
+            calls = {name: {"count": n, "bytes": b, "wait_seconds": w} for name, (n, b, w) in d.trace().items()}
+            properties = {name: getattr(d, name) for name in ("name", "host", "target", "lost")}
+            reports.append({"device": d.index, **properties, "calls": calls})
+        Path(trace).write_text(json.dumps({"devices": reports}, indent=1) + "\n", encoding="utf-8")
     except (OSError, WarpwellError) as error:
         _status = _status or 1
         with contextlib.suppress(OSError, ValueError):
             print(f"warpwell: error: the trace {trace} was not written: {error}", file=sys.stderr)
-
-
-def write_trace(path: str, devices: Iterable[Device]) -> None:
-    """Write statistics of the calls on each device to a JSON file: counts, bytes, and seconds of waiting.
-
-    Parameters
-    ----------
-    path : str
-    devices : iterable of Device
-    """
-    reports = []
-    for d in devices:
-        calls = {name: {"count": n, "bytes": b, "wait_seconds": w} for name, (n, b, w) in d.trace().items()}
-        properties = {name: getattr(d, name) for name in ("name", "host", "target", "lost")}
-        reports.append({"device": d.index, **properties, "calls": calls})
-    with open(path, "w", encoding="utf-8") as stream:
-        json.dump({"devices": reports}, stream, indent=1)
-        stream.write("\n")
 
 
 def _finish() -> None:

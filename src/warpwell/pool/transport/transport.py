@@ -62,10 +62,13 @@ class Tags:
                 if transfer is None or transfer.done:
                     return tag
 
-    def reserve(self, source: int, destination: int, transfer: Transfer) -> None:
-        """Skip the tag of `transfer`, this process's side of a copy, until it is done."""
+    def start(self, transport: Transport, peer: int, memory: Region, *, outgoing: bool) -> Transfer:
+        """Start a transfer to or from a peer with a new tag, which is skipped until the transfer is done."""
+        ends = (transport.rank, peer) if outgoing else (peer, transport.rank)
+        transfer = (transport.put if outgoing else transport.get)(peer, self.new(*ends), memory)
         with self._lock:
-            self._transfers[source, destination, transfer.tag] = transfer
+            self._transfers[(*ends, transfer.tag)] = transfer
+        return transfer
 
 
 class Transport(ABC):
