@@ -117,6 +117,10 @@ def test_a_program_that_executes_another_keeps_its_devices(start: Start, tmp_pat
     run.nothing_is_left()
 
 
+def test_programs_are_right_on_devices_of_another_host() -> None:
+    assert over_mpi.programs(0, 3).endswith("3 programs are right\n")
+
+
 @pytest.fixture
 def delays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the fake driver take random times."""
