@@ -14,18 +14,18 @@ PAGE = machine.ROOT / "docs" / "figures.md"
 
 SHOWN = {
     "readme": ("*/wall",),
-    "hits": ("random/*/subscript", "random/*/BaM", "sequential/4096B/subscript", "sequential/4096B/BaM"),
-    "misses": ("storage/*B", "host-cached/*", "bulk/*"),
-    "gather": ("ram/1024B", "host/1024B", "cache/1024B", "partial cache/1024B", "warm/8B", "warm/1024B"),
-    "spans": ("4096B/subscripts", "4096B/known fold", "4096B/user fold", "4096B/map out"),
+    "hits": ("random/4096B/subscript", "random/4096B/BaM", "sequential/4096B/subscript", "sequential/4096B/BaM"),
+    "misses": ("storage/*B", "bulk/prefetch"),
+    "gather": ("ram/1024B", "cache/1024B", "partial cache/1024B", "warm/1024B"),
+    "spans": ("4096B/subscripts", "4096B/user fold", "4096B/map out"),
     "graphs": ("kron/storage/bfs", "kron/storage/cc", "kron/storage/pr", "kron/storage/sssp"),
-    "taxi": ("select/4096B/*", "q5/4096B/0.0003", "q5/4096B/1e-05", "q?/warm/file scan"),
-    "kv-host": ("ycsb-[abc]/*", "get/*"),
-    "kv-device": ("kernel/1024B/*", "batch/1024B/*", "overlap/*"),
+    "taxi": ("select/4096B/0.0003", "q5/4096B/0.0003", "q5/4096B/1e-05", "q?/warm/file scan"),
+    "kv-host": ("ycsb-[ac]/*", "get/*"),
+    "kv-device": ("kernel/1024B/1*", "batch/1024B/*", "overlap/*"),
     "launches": ("*/done",),
     "pool-transfer": ("none/chunk 64 KiB", "none/chunk 2048 KiB", "none/idle/262144 KiB"),
-    "sched-latency": ("cpu/*/submit", "decision/workers/*", "batch/*"),
-    "sched-share": ("stp/*/source", "stp/*/lanes", "antt/*/lanes"),
+    "sched-latency": ("cpu/*/submit", "batch/*"),
+    "sched-share": ("stp/[crs]*/source", "stp/[crs]*/lanes"),
 }
 """Figures of each benchmark that the page shows; the files of results have all of them."""
 
