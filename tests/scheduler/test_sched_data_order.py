@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import types
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -285,6 +286,21 @@ def test_prepared_launches_that_were_measured_later_are_a_batch() -> None:
         handle = scheduler.submit_many([prepared] * 3)
         handle.result(HANG_SECONDS)
     assert isinstance(handle, Handle) and handle.task.blocks == 3 and (x == 13).all()
+
+
+def test_options_of_prepared_launches_are_refused() -> None:
+    x = np.zeros(64, np.int64)
+    with Scheduler("cpu") as scheduler:
+        prepared = scheduler.prepare(step[64], x, 1, order="none")
+        submits: list[Callable[[], Any]] = [
+            lambda: scheduler.submit(prepared, x),
+            lambda: scheduler.submit(prepared, priority=1),
+            lambda: scheduler.submit_many([prepared], tenant="other"),
+        ]
+        for submit in submits:
+            with pytest.raises(errors.ArgumentError, match="its own arguments and options: give them to prepare"):
+                submit()
+    assert not x.any()
 
 
 def reads_element(a, i):

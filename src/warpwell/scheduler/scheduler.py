@@ -32,6 +32,9 @@ from .tensors import shared
 
 T = TypeVar("T")
 
+_DEFAULTS = ("default", 0, None, None, None, None, None, "data")
+_PREPARED = "a prepared launch has its own arguments and options: give them to prepare"
+
 
 class Scheduler:
     """Shares a device between kernels that are submitted at any time, from any thread.
@@ -188,7 +191,7 @@ class Scheduler:
             in a stream of the driver (an int; None on a CPU, where it does the work) and does not wait; the
             scheduler's thread calls it, so that nothing else is decided meanwhile. Or a captured graph of PyTorch,
             CuPy, cuda.core or the driver. Functions and graphs run whole and are never preempted. Or a launch that
-            `prepare` returned, whose arguments and options are used.
+            `prepare` returned, which has its own arguments and options.
         *args
             The arguments of the launch, or of the function after the stream. Arrays of other libraries that say by
             DLPack alone where they lie are used there.
@@ -221,8 +224,8 @@ class Scheduler:
             This process was forked from the one that made the scheduler, or from that of a task in `after`.
         """
         if isinstance(launch, Prepared):
-            if args:
-                raise errors.ArgumentError("a prepared launch has its arguments: pass it alone", name="args")
+            if args or (tenant, priority, deadline, name, memory, profile, size, order) != _DEFAULTS:
+                raise errors.ArgumentError(_PREPARED, name="args")
             task = launch.new_task()
             return self.submit_request(Request(task.name, (task,)), after)[0]
         task = self.task(
@@ -273,7 +276,7 @@ class Scheduler:
         name : str, optional
             Of the request.
         **options
-            Those of `submit`, for all of them.
+            Those of `submit`, for all of them. Prepared launches have their own.
 
         Returns
         -------
@@ -304,6 +307,8 @@ class Scheduler:
 
         for launch in launches:
             is_prepared = isinstance(launch, Prepared)
+            if is_prepared and options:
+                raise errors.ArgumentError(_PREPARED, name=next(iter(options)))
             key = id(launch) if is_prepared else _key_of(launch)
             if key not in known:
                 task = launch.new_task() if is_prepared else self.task(*launch, **options)
