@@ -28,7 +28,7 @@ from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, LEFT, N
 from warpwell.targets.blocks.cuda import Forms
 from warpwell.targets.blocks.launch import BlockLaunch
 
-PROGRAMS = ("gemm", "atax", "mvt", "conv2d", "spmv", "triad")
+PROGRAMS = ("gemm", "atax", "conv2d", "spmv", "triad")
 COPY_BYTES = 64 << 20
 """Size of one host-to-device copy in bytes."""
 

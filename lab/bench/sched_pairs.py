@@ -21,7 +21,6 @@ from warpwell.targets.blocks.control import CONTROL_WORDS, DONE, NEVER, STOP, fr
 KERNELS = {
     "gemm": ("gemm", 2048),
     "black_scholes": ("black_scholes", 1 << 24),
-    "nbody": ("nbody", 1 << 16),
     "triad": ("triad", 1 << 27),
     "conv2d": ("conv2d", 12288),
     "atax_rows": ("atax", 12288),

@@ -64,9 +64,9 @@ def worker(kind: str, dry: bool) -> None:
     if not dry:
         bench = Bench()
         made = {name: Made(bench, launch, arguments) for name, (launch, arguments, _) in found.items()}
-        for one in made.values():
+        for prepared in made.values():
             for _ in range(2):
-                bench.seconds(one.forms.start_plain)
+                bench.seconds(prepared.forms.start_plain)
     print(json.dumps("ready"), flush=True)
     for text in sys.stdin:
         order = json.loads(text)

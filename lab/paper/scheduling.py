@@ -14,7 +14,7 @@ from lab.sched.fitting import fit, read_log
 from lab.sched.policies import BASELINES, NAMES
 from lab.sched.replay import replay
 from lab.sched.simulator import Simulator
-from lab.sched.traces import Recipe
+from lab.sched.traces.recipe import Recipe
 from warpwell.scheduler import Core, Event, Kind, Profile, Request, SourceModel, Task
 from warpwell.scheduler.decision import worth
 from warpwell.scheduler.predict.rates import ClassTable

@@ -21,7 +21,7 @@ from warpwell.json_file import read_json
 from .experiment import Experiment
 from .recorded import STP, RecordedRun
 from .replay import ReplayResult
-from .traces import Recipe
+from .traces.recipe import Recipe
 
 POLICY = "lanes"
 """Name of the default policy."""
@@ -35,7 +35,6 @@ LOWEST, LOWEST_RANDOM_MIX = 0.99, 0.96
 """Smallest accepted STP relative to the baseline, on all traces except "random mix" and on "random mix" (issue 35)."""
 
 BUILT_IN = "built-in mix"
-BUILT_IN_SEEDS = (0, 1)
 HOST_SECONDS = 145e-6
 """Host time per decision and launch in seconds, measured with an H200; for the built-in mix."""
 
@@ -61,7 +60,7 @@ def measure(titles: Iterable[str] | None = None) -> Results:
     results: Results = {}
     for title in [*rows, BUILT_IN] if titles is None else titles:
         if title == BUILT_IN:
-            found = [_built_in(seed).metrics() for seed in BUILT_IN_SEEDS]
+            found = [_built_in(seed).metrics() for seed in (0, 1)]
             ratios = [metrics.stp for metrics in found]
         else:
             found = [recorded.simulate(title, number, row, POLICY) for number, row in enumerate(rows[title])]
@@ -76,8 +75,7 @@ def measure(titles: Iterable[str] | None = None) -> Results:
 
 
 def _built_in(seed: int) -> ReplayResult:
-    recipe = Recipe(mix="half", kernels=800, load=1.5, seed=seed)
-    return Experiment(recipe, mode="drain", host=HOST_SECONDS).run(POLICY)
+    return Experiment(Recipe(kernels=800, load=1.5, seed=seed), mode="drain", host=HOST_SECONDS).run(POLICY)
 
 
 def log_of(seed: int) -> str:
@@ -116,10 +114,9 @@ def read_baseline(path: Path = BASELINE) -> Results:
 
 
 def write(results: Results, path: Path) -> None:
-    """Write results as a baseline, one line for each trace."""
-    entries = ",\n".join(f"  {json.dumps(title)}: {json.dumps(summary)}" for title, summary in results.items())
-    head = f'{{\n "format": "{FORMAT}",\n "revision": "{REVISION}",\n "policy": "{POLICY}",\n "source": "{SOURCE[0]}"'
-    path.write_text(f'{head},\n "results": {{\n{entries}\n }}\n}}\n', encoding="utf-8")
+    """Write results as a baseline."""
+    content = {"format": FORMAT, "revision": REVISION, "policy": POLICY, "source": SOURCE[0], "results": results}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def main(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Bound: the most that any schedule of two kernels at a time could get out of a device, by a linear programme."""
+"""Bound: the upper bound of the throughput of any schedule of two kernels at a time, by a linear program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from warpwell import errors
-from warpwell._check import extra
+from warpwell._check import imported
 from warpwell.scheduler import Task
 
 if TYPE_CHECKING:
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def bound(tasks: Iterable[Task], pairs: Matrix) -> float:
-    """Return the largest STP that work can have which is there from the beginning.
+    """Return the largest STP of a backlog of tasks.
 
-    Work is taken as a fluid: each measured pair, in each order and with each quota, may run for any time, and each
-    kernel alone; changes cost nothing. The times that make all work end soonest are the bound.
+    Work is a fluid: each measured pair, in each order and with each quota, and each solo kernel may run for any time,
+    and changes cost nothing. The bound is the schedule that completes all work first.
 
     Parameters
     ----------
@@ -33,10 +33,7 @@ def bound(tasks: Iterable[Task], pairs: Matrix) -> float:
     ArgumentError
         There are no tasks, one has no time, or SciPy is not installed.
     """
-    try:
-        from scipy.optimize import linprog  # an extra
-    except ImportError as error:
-        raise errors.ArgumentError(f"the fluid bound needs SciPy: install {extra('demo')}") from error
+    linprog = imported("scipy.optimize", "demo").linprog
     work: dict[str, float] = {}
     for task in tasks:
         if task.profile.seconds is None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from warpwell import errors
-from warpwell._check import checked_integer, checked_number, checked_seconds
+from warpwell._check import checked_integer, checked_number
+from warpwell.cli._common import new_file
 from warpwell.scheduler import Capacity, Core, Log, SourceModel
 from warpwell.scheduler.decision import SOURCE
 from warpwell.scheduler.predict.rates import ClassTable, RateModel
@@ -19,7 +19,8 @@ from .policies import NAMES, make_policy
 from .rates import Matrix
 from .replay import ReplayResult, replay
 from .simulator import HostDelays, Simulator
-from .traces import Recipe, Trace
+from .traces.recipe import Recipe
+from .traces.trace import Trace
 
 ERROR = 0.05
 """Default of the median relative error of predicted times: the predictor's goal for known applications."""
@@ -46,7 +47,7 @@ class Experiment:
     model : SourceModel
         Constants of the source's formula.
     host : float
-        Seconds that the host takes for a decision with its launch; see `HostDelays.of`.
+        Host time of a decision with its launch in seconds; see `HostDelays.of`.
     """
 
     recipe: Recipe = field(default_factory=Recipe)
@@ -61,7 +62,6 @@ class Experiment:
     def __post_init__(self) -> None:
         checked_number(self.error, "error", maximum=1e6)
         checked_integer(self.limit, "limit")
-        checked_seconds(self.host, "host", zero=True, maximum=1.0)
 
     def rates(self, capacity: Capacity) -> RateModel:
         """Return the rates of kernels that run together.
@@ -75,7 +75,7 @@ class Experiment:
         return table if self.matrix is None else Matrix.read(self.matrix, table)
 
     def run(self, name: str, workload: Trace | None = None, *, log: Log | None = None) -> ReplayResult:
-        """Replay a workload, by default the one made by the recipe, under a policy; the log describes the run."""
+        """Replay a workload (default: the recipe) under a policy; the log describes the run."""
         workload = workload or self.recipe.make()
         capacity = self.device or workload.capacity
         requests, truth = workload.requests(self.error, self.recipe.seed)
@@ -84,20 +84,19 @@ class Experiment:
         options: dict[str, Any] = {"source": {"model": self.model}, "chimera": {"idempotent": workload.idempotent}}
         core = Core(simulator, make_policy(name, **options.get(name, {})), limit=self.limit, rates=table, log=log)
         core.log.about = {**self.describe(workload), "policy": name, "rates": table.name}
-        enabled = gc.isenabled()
-        gc.disable()  # A run makes millions of objects, hardly any of them in cycles.
+        is_enabled = gc.isenabled()
+        gc.disable()  # A run creates millions of objects, hardly any of them in cycles.
         try:
             return replay(requests, core)
         finally:
-            if enabled:
+            if is_enabled:
                 gc.enable()
 
     def metrics(self, name: str, workload: Trace, log: Path | None = None) -> dict[str, Any]:
         """Run a policy, write its log if a path is given, and return its metrics as plain data."""
         result = self.run(name, workload, log=Log(NEEDED) if log is None else None)
         if log is not None:
-            with open(log, "w", encoding="utf-8") as stream:
-                result.log.write(stream)
+            write_log(result.log, log)
         rejected = {"rejected": len(result.rejected)} if result.rejected else {}
         return {**result.metrics().as_dict(), "rates": result.log.about["rates"], **rejected}
 
@@ -105,12 +104,7 @@ class Experiment:
         """Return a description of the run as plain data."""
         capacity = self.device or workload.capacity
         return {
-            "workload": workload.name,
-            **workload.about,
-            "requests": len(workload.arrivals),
-            "kernels": workload.kernels,
-            "seconds_alone": workload.seconds,
-            "imputed": workload.imputed,
+            **workload.describe(),
             "seed": self.recipe.seed,
             "limit": self.limit,
             "mode": self.mode,
@@ -139,20 +133,21 @@ def chosen(names: str) -> list[str]:
     return found
 
 
-def log_path(path: str | os.PathLike[str], name: str, several: bool) -> Path:
-    """Return the path of a policy's log: NAME.POLICY.SUFFIX if several policies have a log each.
+def file_of(path: str, option: str, name: str, several: bool) -> Path:
+    """Return the path of a policy's file: NAME.POLICY.SUFFIX if several policies have one each.
 
     Raises
     ------
     MissingFileError
-        Its folder does not exist.
+        The folder does not exist.
     ArgumentError
-        It is a folder.
+        The path is a folder, or not writable.
     """
-    target = Path(path)
-    if target.is_dir():
-        raise errors.ArgumentError(f"{target} is a folder: give the name of a file", name="path")
-    if not target.parent.is_dir():
-        message = f"{target.parent} does not exist: create it, or write elsewhere"
-        raise errors.MissingFileError(message, path=target.parent)
+    target = new_file(path, option)
     return target.with_name(f"{target.stem}.{name}{target.suffix}") if several else target
+
+
+def write_log(log: Log, path: Path) -> None:
+    """Write a log to a file."""
+    with path.open("w", encoding="utf-8") as stream:
+        log.write(stream)

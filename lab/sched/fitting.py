@@ -24,15 +24,15 @@ class Preemption:
     Attributes
     ----------
     nbytes : float or None
-        Registers and shared memory of the blocks that left one multiprocessor, in bytes.
+        Registers and shared memory of the preempted blocks of one multiprocessor, in bytes.
     miss_rate : float or None
-        Second-level cache misses of the kernel that stayed, 0 to 1.
+        Second-level cache misses of the co-runner, 0 to 1.
     cycles : float or None
-        How long it took.
+        Duration.
     kind : Kind or None
-        Class of the kernel that stayed.
+        Class of the co-runner.
     decay : float or None
-        The part of its rate that this kernel kept meanwhile, 0 to 1.
+        Rate of the co-runner during the preemption, relative to its rate before, 0 to 1.
     """
 
     nbytes: float | None = None
@@ -51,14 +51,11 @@ class Fit:
     model : SourceModel
         With the source's constants for quantities without measurements; its `r2` describes the costs.
     costs, decays : int
-        Measurements of each.
+        Number of measurements of each.
     r2_source : float or None
         Coefficient of determination of the source's own constants on the same costs.
     r2_decay : float or None
-        How much of the spread of decays the class explains.
-    fixed_cycles, r2_fixed : float or None
-        A constant time in addition to the formula, and the coefficient of determination with it: where blocks drain and
-        nothing is saved, the cost is mostly constant.
+        Fraction of the variance of decays that the class explains.
     notes : list of str
         Constants that the measurements do not determine.
     """
@@ -68,8 +65,6 @@ class Fit:
     decays: int
     r2_source: float | None = None
     r2_decay: float | None = None
-    fixed_cycles: float | None = None
-    r2_fixed: float | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -80,7 +75,7 @@ def fit(preemptions: Iterable[Preemption], origin: str = "measured") -> Fit:
     ----------
     preemptions : iterable of Preemption
     origin : str
-        Where they come from, for the model.
+        Source of the measurements, for the model.
 
     Raises
     ------
@@ -91,62 +86,41 @@ def fit(preemptions: Iterable[Preemption], origin: str = "measured") -> Fit:
     costs = [(p.nbytes, p.miss_rate, p.cycles) for p in measured if None not in (p.nbytes, p.miss_rate, p.cycles)]
     decays = [(p.kind, p.decay) for p in measured if p.kind is not None and p.decay is not None]
     if not costs and not decays:
-        raise errors.ArgumentError(
-            "no preemption with its cost (bytes, miss_rate, and cycles or seconds) or decay (kind and decay) was "
-            "measured: give a CSV with these columns, or a log of a run that preempted"
-        )
+        message = "no preemption has a cost (bytes, miss_rate, and cycles or seconds) or a decay (kind and decay)"
+        raise errors.ArgumentError(f"{message}: give a CSV with these columns, or a log of a run that preempted")
     notes: list[str] = []
-    slope, base, r2 = SOURCE.slope, SOURCE.base, None
-    found: dict[str, float] = {}
+    slope, base, r2, r2_source = SOURCE.slope, SOURCE.base, None, None
     if len(costs) >= 2:
-        slope, base, r2, found = _fit_costs(np.array(costs, float), notes)
+        nbytes, miss, cycles = np.array(costs, float).T
+        design = np.stack([miss * nbytes, nbytes], axis=1)
+        slope, base = _fit_costs(design, cycles, notes)
+        r2, r2_source = (_r2(cycles, design @ np.array(pair)) for pair in ((slope, base), (SOURCE.slope, SOURCE.base)))
+        if r2 is None:
+            notes.append("all took the same time: no coefficient of determination")
     elif costs:
         notes.append("a single cost gives no slope: the source's slope is kept")
     means, r2_decay = _fit_decays(decays, notes)
     model = SourceModel(slope, base, means[Kind.MEMORY], means[Kind.COMPUTE], r2, origin)
-    return Fit(model, len(costs), len(decays), r2_decay=r2_decay, notes=notes, **found)
+    return Fit(model, len(costs), len(decays), r2_source, r2_decay, notes)
 
 
-def _fit_costs(costs: np.ndarray[Any, Any], notes: list[str]) -> tuple[float, float, float | None, dict[str, float]]:
-    nbytes, miss, cycles = costs.T
-    design = np.stack([miss * nbytes, nbytes], axis=1)
-    (slope, base), _ = _nonnegative(design, cycles)
-    if np.ptp(miss) < 1e-3:
-        # one miss rate alone gives the sum of both parts
+def _fit_costs(design: np.ndarray[Any, Any], cycles: np.ndarray[Any, Any], notes: list[str]) -> tuple[float, float]:
+    """Return the slope and base that fit best among the values of 0 or more."""
+    nbytes, miss = design[:, 1], design[:, 0] / np.maximum(design[:, 1], 1e-300)
+    if np.ptp(miss) < 1e-3:  # a single miss rate gives only the sum of both parts
+        notes.append("all had one miss rate: slope and base are in the source's ratio")
         total = float((nbytes @ cycles) / (nbytes @ nbytes))
         share = SOURCE.slope * miss[0] / (SOURCE.slope * miss[0] + SOURCE.base)
-        slope = total * share / miss[0] if miss[0] > 0 else SOURCE.slope
-        base = total * (1 - share)
-        notes.append("all had one miss rate: slope and base are in the source's ratio")
-    r2 = _r2(cycles, design @ np.array([slope, base]))
-    found = {}
-    source = _r2(cycles, design @ np.array([SOURCE.slope, SOURCE.base]))
-    weights, predicted = _nonnegative(np.column_stack([design, np.ones(len(cycles))]), cycles)
-    better = _r2(cycles, predicted)
-    if r2 is None:
-        notes.append("all took the same time: no coefficient of determination")
-    if source is not None:
-        found["r2_source"] = source
-    if better is not None:
-        found |= {"fixed_cycles": float(weights[2]), "r2_fixed": better}
-    return float(slope), float(base), r2, found
-
-
-def _nonnegative(design: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[Any, Any]:
-    """Least squares with weights of 0 or more: the subset of columns that fits best."""
+        return float(total * share / miss[0]) if miss[0] > 0 else SOURCE.slope, float(total * (1 - share))
     scale = np.maximum(np.abs(design).max(axis=0), 1e-300)
-    best: tuple[float, Any] = (math.inf, np.zeros(design.shape[1]))
-    for subset in range(1, 1 << design.shape[1]):
-        columns = [k for k in range(design.shape[1]) if subset >> k & 1]
-        solved = np.linalg.lstsq(design[:, columns] / scale[columns], y, rcond=None)[0] / scale[columns]
-        if (solved < 0).any():
-            continue
-        error = float(((design[:, columns] @ solved - y) ** 2).sum())
-        if error < best[0] * (1 - 1e-12):
-            weights = np.zeros(design.shape[1])
-            weights[columns] = solved
-            best = error, weights
-    return best[1], design @ best[1]
+    best, lowest = np.zeros(2), math.inf
+    for columns in ([0], [1], [0, 1]):
+        weights = np.zeros(2)
+        weights[columns] = np.linalg.lstsq(design[:, columns] / scale[columns], cycles, rcond=None)[0] / scale[columns]
+        error = float(((design @ weights - cycles) ** 2).sum())
+        if (weights >= 0).all() and error < lowest * (1 - 1e-12):
+            best, lowest = weights, error
+    return float(best[0]), float(best[1])
 
 
 def _r2(y: np.ndarray[Any, Any], predicted: np.ndarray[Any, Any]) -> float | None:
@@ -156,28 +130,28 @@ def _r2(y: np.ndarray[Any, Any], predicted: np.ndarray[Any, Any]) -> float | Non
 
 def _fit_decays(decays: Sequence[tuple[Kind, float]], notes: list[str]) -> tuple[dict[Kind, float], float | None]:
     means = {Kind.MEMORY: SOURCE.memory_decay, Kind.COMPUTE: SOURCE.compute_decay}
-    residual = 0.0
+    predicted = dict(means)
     for kind in means:
         values = [value for of, value in decays if of is kind]
-        if not values:
+        if values:
+            predicted[kind] = float(np.mean(values))
+            means[kind] = min(1.0, max(0.0, predicted[kind]))
+        else:
             notes.append(f"no decay of a {kind.value}-intensive kernel was measured: {means[kind]:g} is the source's")
-            continue
-        means[kind] = min(1.0, max(0.0, float(np.mean(values))))
-        residual += float(((np.array(values) - np.mean(values)) ** 2).sum())
-    everything = np.array([value for _, value in decays])
-    total = float(((everything - everything.mean()) ** 2).sum()) if decays else 0.0
-    return means, 1.0 - residual / total if total > 0 else None
+    if not decays:
+        return means, None
+    return means, _r2(np.array([value for _, value in decays]), np.array([predicted[kind] for kind, _ in decays]))
 
 
-NUMBERS = ("bytes", "registers", "shared", "blocks", "miss_rate", "cycles", "seconds", "decay")
-"""Columns of measured preemptions with numbers."""
+NUMBERS = {"bytes": math.inf, "miss_rate": 1.0, "cycles": math.inf, "seconds": math.inf, "decay": 1.0}
+"""Columns of measured preemptions with numbers, and their maximums."""
 
 
 def read_csv(path: str | os.PathLike[str], clock: float) -> list[Preemption]:
     """Read measured preemptions from a CSV with a header.
 
-    Columns (others are ignored, cells may be empty): ``bytes``, or ``registers``, ``shared`` and ``blocks`` (bytes a
-    block, and blocks); ``miss_rate``; ``cycles``, or ``seconds``; ``kind`` (memory or compute) and ``decay``.
+    Columns (others are ignored, cells may be empty): ``bytes``; ``miss_rate``; ``cycles``, or ``seconds``; ``kind``
+    (memory or compute) and ``decay``.
 
     Parameters
     ----------
@@ -187,25 +161,18 @@ def read_csv(path: str | os.PathLike[str], clock: float) -> list[Preemption]:
     """
     names = rows.header_of(path)
     if not ({"cycles", "seconds"} & {*names} and "miss_rate" in names) and not {"kind", "decay"} <= {*names}:
-        raise errors.FormatError(
-            f"{path} has columns {', '.join(sorted(names)) or 'none'}: it needs miss_rate, bytes and cycles (or "
-            "seconds), or kind and decay",
-            path=path,
-        )
+        message = f"{path} has columns {', '.join(sorted(names)) or 'none'}: it needs miss_rate, bytes and cycles"
+        raise errors.FormatError(f"{message} (or seconds), or kind and decay", path=path)
     found = []
-    with rows.opened(path) as text:
-        for row in rows.read(text, path, (), ignored=names):
-            limits = {"miss_rate": 1.0, "decay": 1.0}
-            value = {n: row.number(n, maximum=limits.get(n, math.inf)) for n in NUMBERS if row.has(n)}
-            if {"registers", "blocks"} <= value.keys():
-                value.setdefault("bytes", (value["registers"] + value.get("shared", 0.0)) * value["blocks"])
-            if "seconds" in value:
-                value.setdefault("cycles", value["seconds"] * clock)
-            kind = row.get("kind", "").strip().lower()
-            if kind not in ("", *(k.value for k in Kind)):
-                raise row.error("kind", "memory or compute")
-            cost = (value.get("bytes"), value.get("miss_rate"), value.get("cycles"))
-            found.append(Preemption(*cost, Kind(kind) if kind else None, value.get("decay")))
+    for row in rows.read_file(path, (), (), names):
+        value = {n: row.number(n, maximum=maximum) for n, maximum in NUMBERS.items() if row.has_value(n)}
+        if "seconds" in value:
+            value.setdefault("cycles", value["seconds"] * clock)
+        kind = row.get("kind", "").strip().lower()
+        if kind not in ("", *(k.value for k in Kind)):
+            raise row.error("kind", "memory or compute")
+        cost = (value.get("bytes"), value.get("miss_rate"), value.get("cycles"))
+        found.append(Preemption(*cost, Kind(kind) if kind else None, value.get("decay")))
     return found
 
 
@@ -228,9 +195,7 @@ def read_log(path: str | os.PathLike[str], clock: float) -> list[Preemption]:
         if event.kind == "preempt":
             pending[event.task] = event.time, event.why.get("saved", {})
         elif event.kind in ("stop", "end", "fail", "cancel", "lost"):
-            preempted = pending.pop(event.task, None)
-            if event.kind == "stop" and preempted is not None:
-                start, saved = preempted
-                cycles = (event.time - start) * clock
-                found.append(Preemption(saved.get("bytes"), saved.get("miss_rate"), cycles))
+            start, saved = pending.pop(event.task, (None, {}))
+            if event.kind == "stop" and start is not None:
+                found.append(Preemption(saved.get("bytes"), saved.get("miss_rate"), (event.time - start) * clock))
     return found

@@ -75,9 +75,7 @@ class Matrix(RateModel):
         """Return measured rates; for a pair that is missing, the rates of the other model."""
         if len(residents) == 1:
             return self.otherwise.of(residents)
-        if len(residents) == 2:
-            return [*self._pair(*residents)]
-        return composed(residents, self._pair)
+        return [*self._pair(*residents)] if len(residents) == 2 else composed(residents, self._pair)
 
     def _pair(self, older: ResidentKernel, newer: ResidentKernel) -> Sequence[float]:
         measured = self._measured.get((older.name, newer.name))
@@ -111,11 +109,10 @@ class Matrix(RateModel):
 def _checked_pair(entry: Any, number: int, path: str | os.PathLike[str]) -> Pair:
     """Return an entry of a file as a pair."""
     try:
-        arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
-        pair = Pair(**arguments)
-        values = ((pair.rates, math.inf), (pair.shares, 1.0))
-        if not all(len(two) == 2 and all(0 <= x <= maximum for x in two) for two, maximum in values):
-            raise ValueError("rates must be two numbers from 0, and shares two from 0 to 1")
+        pair = Pair(**{k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()})  # type: ignore[arg-type]
+        for values, maximum in ((pair.rates, math.inf), (pair.shares, 1.0)):
+            if len(values) != 2 or not all(0 <= x <= maximum for x in values):
+                raise ValueError("rates must be two numbers from 0, and shares two from 0 to 1")
         if not (isinstance(pair.first, str) and isinstance(pair.second, str)):
             raise ValueError("first and second must be names")
     except (AttributeError, TypeError, ValueError) as error:

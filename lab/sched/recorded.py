@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from warpwell import errors
-from warpwell.scheduler import Capacity, Core, Kind, Policy, Profile, Request, Task
+from warpwell.scheduler import Core, Kind, Policy, Profile, Request, Task
 from warpwell.scheduler.predict.rates import ClassTable
 
 from .metrics import Metrics
@@ -104,14 +104,7 @@ class RecordedRun(NamedTuple):
         memory, compute = ([n for n in names if self.profiles[n].kind is kind] for kind in (Kind.MEMORY, Kind.COMPUTE))
         return {"memory only": (memory, memory), "compute only": (compute, compute)}.get(title, (memory, compute))
 
-    def simulate(
-        self,
-        title: str,
-        number: int,
-        row: list[float],
-        policy: str | Policy,
-        simulator: type[Simulator] = Simulator,
-    ) -> Metrics:
+    def simulate(self, title: str, number: int, row: list[float], policy: str | Policy) -> Metrics:
         """Replay a trace in the simulator.
 
         Parameters
@@ -124,9 +117,7 @@ class RecordedRun(NamedTuple):
             The recorded row whose host time per decision the replay takes.
         policy : str or Policy
             Name of a policy, or a policy that has not run yet.
-        simulator : type
-            `Simulator` or a subclass.
         """
-        host = HostDelays.of(1e-6 * row[DECISION_MICROSECONDS])
-        executor = simulator(self.pairs, Capacity(), mode="drain", host=host, workers=WORKERS)
+        delays = HostDelays.of(1e-6 * row[DECISION_MICROSECONDS])
+        executor = Simulator(self.pairs, mode="drain", host=delays, workers=WORKERS)
         return replay(self.requests(title, number), Core(executor, policy, rates=self.pairs)).metrics()

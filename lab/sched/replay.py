@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import NamedTuple
 
 from warpwell import errors
 from warpwell.scheduler import Core, Job, Log, Request, Task
@@ -15,8 +16,7 @@ from .metrics import Metrics, measure
 from .simulator import Simulator
 
 
-@dataclass
-class ReplayResult:
+class ReplayResult(NamedTuple):
     """The outcome of a replay.
 
     Attributes
@@ -24,19 +24,19 @@ class ReplayResult:
     jobs : list of Job
         In order of submission.
     log : Log
+    alone : callable
+        Returns the solo seconds of a task.
     steps : array
         Wall time of each step of the scheduler, in seconds.
     rejected : list of tuple
-        Requests that were not taken in, each with its error.
-    alone : callable
-        Seconds that a task takes alone.
+        Requests that the scheduler rejected, each with its error.
     """
 
     jobs: list[Job]
     log: Log
     alone: Callable[[Task], float | None]
-    steps: array[float] = field(default_factory=lambda: array("d"))
-    rejected: list[tuple[Request, errors.WarpwellError]] = field(default_factory=list)
+    steps: array[float]
+    rejected: list[tuple[Request, errors.WarpwellError]]
 
     def metrics(self) -> Metrics:
         """Return the metrics of the run."""
@@ -44,10 +44,7 @@ class ReplayResult:
 
 
 def replay(
-    requests: Iterable[Request],
-    core: Core,
-    *,
-    alone: Callable[[Task], float | None] | None = None,
+    requests: Iterable[Request], core: Core, *, alone: Callable[[Task], float | None] | None = None
 ) -> ReplayResult:
     """Submit requests when they arrive, and let the scheduler work until all have ended.
 
@@ -58,38 +55,36 @@ def replay(
     core : Core
         A new one.
     alone : callable, optional
-        Seconds that a task takes alone; the true profile of the executor by default.
+        Returns the solo seconds of a task; by default, the time in the executor's true profile.
 
     Raises
     ------
     SchedulerError
-        Something waits, nothing runs or is still to come, and the policy does not launch it.
+        Tasks wait although the device is idle and no request will arrive, and the policy does not launch them.
     """
-    executor = core.executor
-    order = sorted(requests, key=lambda request: request.arrival)
+    executor, clock = core.executor, time.perf_counter
     truth = executor.truth if isinstance(executor, Simulator) else attrgetter("profile")
-    result = ReplayResult([], core.log, alone or (lambda task: truth(task).seconds))
-    steps, clock = result.steps, time.perf_counter
-    following = 0
-    while following < len(order) or core.busy:
+    result = ReplayResult([], core.log, alone or (lambda task: truth(task).seconds), array("d"), [])
+    pending = deque(sorted(requests, key=attrgetter("arrival")))
+    while pending or core.busy:
         now = executor.now()
-        while following < len(order) and order[following].arrival <= now:
+        while pending and pending[0].arrival <= now:
+            request = pending.popleft()
             try:
-                result.jobs += core.submit(order[following])
+                result.jobs.extend(core.submit(request))
             except (errors.SchedulerError, errors.QuotaError) as error:
-                result.rejected.append((order[following], error))
-            following += 1
-        began = clock()
+                result.rejected.append((request, error))
+        start = clock()
         until = core.step()
-        steps.append(clock() - began)
-        if following < len(order):
-            arrival = order[following].arrival
-            until = arrival if until is None else min(until, arrival)
+        result.steps.append(clock() - start)
+        if pending:
+            until = pending[0].arrival if until is None else min(until, pending[0].arrival)
         elif not core.busy:
             break
         elif until is None and not core.running:
-            raise errors.SchedulerError(
+            message = (
                 f"policy {core.policy.name!r} lets {len(core.waiting)} tasks wait although the device is idle: fix it"
             )
+            raise errors.SchedulerError(message)
         executor.wait(until)
     return result

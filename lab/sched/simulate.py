@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from typing import Any
 
 from lab.cli import parser_of, run_command
@@ -12,8 +11,9 @@ from warpwell.cli._common import Output, json_option, output_of
 from warpwell.scheduler import SourceModel
 from warpwell.scheduler.decision import SOURCE
 
-from .experiment import ERROR, Experiment, chosen, log_path
-from .traces import CAPACITIES, Recipe
+from .experiment import ERROR, Experiment, chosen, file_of
+from .metrics import print_table
+from .traces.recipe import CAPACITIES, Recipe
 
 
 def main(argv: list[str]) -> int:
@@ -22,9 +22,8 @@ def main(argv: list[str]) -> int:
     trace_options(parser)
     group = parser.add_argument_group("policies and device")
     group.add_argument("--policy", default="source,lanes", metavar="A,B", help="or all (default source,lanes)")
-    group.add_argument(
-        "--limit", type=int, default=2, metavar="N", help="number of kernels that run together (default 2)"
-    )
+    text = "number of kernels that run together (default 2)"
+    group.add_argument("--limit", type=int, default=2, metavar="N", help=text)
     text = "pairs measured by `python -m lab bench sched-pairs` (default: rates by class)"
     group.add_argument("--matrix", metavar="FILE.json", help=text)
     text = "switch: contexts are saved, as in the source; drain: blocks end, as on stock GPUs (default switch)"
@@ -45,17 +44,16 @@ def trace_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
     text = "Orion's profiles (archive, folder or file), or a table; default: a built-in mix"
     group.add_argument("--trace", metavar="PATH", help=text)
-    text = "Azure's or Alibaba's trace, or poisson, or bursts (default poisson)"
+    text = "Azure's or Alibaba's trace (default: Poisson arrivals)"
     group.add_argument("--arrivals", metavar="PATH", help=text)
-    text = "built-in mix: half, pure, quarter, memory, compute, heavy, long (default half)"
+    text = "built-in mix: half or pure, by the classes of an application (default half)"
     group.add_argument("--mix", default="half", metavar="NAME", help=text)
-    text = "applications that arrivals are drawn of (default: *_fwd of Orion's: inferences)"
+    text = "applications of the requests (default: Orion's inferences, *_fwd)"
     group.add_argument("--models", metavar="A,B*", help=text)
-    group.add_argument(
-        "--kernels", type=int, default=100_000, metavar="N", help="minimum number of kernels (default 100000)"
-    )
-    text = "time that all takes alone, over the time in which it arrives; time is compressed to it; inf: all at once "
-    group.add_argument("--load", type=float, metavar="L", help=text + "(default 1.5; of a table: as it says)")
+    text = "minimum number of kernels (default 100000)"
+    group.add_argument("--kernels", type=int, default=100_000, metavar="N", help=text)
+    text = "sum of the solo times over the time of arrivals, which is compressed; inf: all at once (default 1.5)"
+    group.add_argument("--load", type=float, metavar="L", help=text)
     text = "share of requests with priority 1, if the trace has no priorities (default 0.25)"
     group.add_argument("--urgent", type=float, default=0.25, metavar="SHARE", help=text)
     group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random choices (default 0)")
@@ -68,9 +66,8 @@ def recipe_of(arguments: argparse.Namespace) -> Recipe:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run each policy, and show its figures."""
+    """Run each policy, and print the metrics."""
     output = output_of(arguments)
-    began = time.perf_counter()
     names = chosen(arguments.policy)
     experiment = Experiment(
         recipe_of(arguments),
@@ -83,59 +80,25 @@ def run(arguments: argparse.Namespace) -> int:
         host=1e-6 * checked_number(arguments.host, "--host", maximum=1e6),
     )
     workload = experiment.recipe.make()
-    experiment.rates(workload.capacity)  # before hours of work: is the file of pairs there?
-    logs = {n: log_path(arguments.log, n, len(names) > 1) for n in names} if arguments.log else {}
+    experiment.rates(workload.capacity)  # raise before hours of work
+    logs = {n: file_of(arguments.log, "--log", n, len(names) > 1) for n in names} if arguments.log else {}
     found: dict[str, dict[str, Any]] = {}
     with output.progress() as report:
         for name in names:
             report("simulate", len(found), len(names))
             found[name] = experiment.metrics(name, workload, logs.get(name))
     description = {**experiment.describe(workload), "rates": found[names[0]]["rates"]}
-    seconds = time.perf_counter() - began
-    if arguments.json:
-        values = {**description, "seconds": seconds, "logs": [str(p) for p in logs.values()], "policies": found}
-        output.result("", finite(values))
-    else:
-        _print(output, description, found, seconds)
+    if not output.print_json(finite({**description, "logs": [str(p) for p in logs.values()], "policies": found})):
+        print_description(output, description)
+        print_table(output, found)
     return 0
 
 
-def _print(output: Output, description: dict[str, Any], found: dict[str, dict[str, Any]], seconds: float) -> None:
-    keys = (
-        "requests",
-        "kernels",
-        "load",
-        "compressed",
-        "arrivals",
-        "rates",
-        "mode",
-        "limit",
-        "prediction_error",
-        "seed",
-    )
-    shown = {key.replace("_", " "): description.get(key) for key in keys}
-    shown |= {
-        "applications": ", ".join(description.get("applications", ())),
-        "host, us": 1e6 * description["host"] or None,
-        "left out": ", ".join([*description.get("placeholders", ()), *description.get("not_drawn", ())]) or None,
-        **{f"imputed: {name}": text for name, text in description["imputed"].items()},
-    }
-    output.result(str(description["workload"]), {k: v for k, v in shown.items() if v is not None})
-    classes = sorted({name for values in found.values() for name in values["turnaround"]})
-    levels = sorted({level for values in found.values() for level in values["requests_by_priority"]}, key=int)
-    heads = ["policy", "STP", "ANTT", "fairness", "Jain"]
-    heads += [f"p99 {name}\nkernel, ms" for name in classes] + [f"p99 priority {n}\nrequest, ms" for n in levels]
-    rows = []
-    for name, values in found.items():
-        cells = [_number(values[key], 3) for key in ("stp", "antt", "fairness", "jain")]
-        cells += [_number(values["turnaround"].get(c, {}).get("p99"), 3, 1e3) for c in classes]
-        cells += [_number(values["requests_by_priority"].get(n, {}).get("p99"), 1, 1e3) for n in levels]
-        rows.append((name, *cells, f"{values['preemptions']:,}", _number(values["decision_mean"], 1, 1e6)))
-    output.table(f"{len(found)} policies in {seconds:.1f} s", [*heads, "preempted", "decision\nus"], rows)
-
-
-def _number(value: float | None, digits: int, scale: float = 1.0) -> str:
-    return "-" if value is None else f"{value * scale:,.{digits}f}"
+def print_description(output: Output, description: dict[str, Any]) -> None:
+    """Print the description of a workload as a table."""
+    shown = {k: ", ".join(v) if isinstance(v, list) else v for k, v in description.items() if v not in (None, [])}
+    shown |= {f"imputed: {name}": text for name, text in description["imputed"].items()}
+    output.result(description["workload"], shown, {"workload": None, "imputed": None})
 
 
 def finite(value: Any) -> Any:

@@ -85,8 +85,6 @@ class Simulated:
         Blocks a second.
     hold : float or None
         Time until which registers are saved or restored, and no block runs.
-    easy : bool
-        Whether the job has run without any request.
     saving : bool
         Whether it leaves at `hold`.
     younger : bool
@@ -125,7 +123,6 @@ class Simulated:
         self.stop_at = self.resize_at = self.stop_goal = self.resize_goal = self.goal_due = self.due = NEVER
         self.hold: float | None = None
         self.resident: ResidentKernel | None = None
-        self.easy = True
         self.saving = self.younger = self.relieved = False
         self.mode = ""
 
@@ -152,46 +149,24 @@ class Simulated:
         ----------
         now : float
         squeezed : bool
-            Whether a younger kernel waits for room, so that it matters when the last wave begins.
+            Whether a younger kernel waits for room, so that the begin of the last wave is an event.
         """
-        if self.easy and not squeezed:
-            # Without requests and waiting kernels, only its end matters.
-            self.goal = self.blocks
-            rate = self.rate
-            if rate > 0:
-                self.speed = rate / self.per_block
-                self.due = self.goal_due = now + (self.blocks - self.position) / self.speed
-            else:
-                self.speed = 0.0
-                self.due = self.goal_due = NEVER
-            return
-        goal = float(self.blocks)
-        if self.stop_goal < goal:
-            goal = self.stop_goal
-        if self.resize_goal < goal:
-            goal = self.resize_goal
+        goal = min(float(self.blocks), self.stop_goal, self.resize_goal)
         if squeezed:
             tail = self.last_wave()
             if self.position < tail < goal:
                 goal = tail
         self.goal = goal
         if self.hold is not None:
-            self.speed = 0.0
-            self.goal_due = NEVER
-            self.due = self.hold
+            self.speed, self.goal_due, self.due = 0.0, NEVER, self.hold
             return
         self.speed = self.rate / self.per_block
         left = goal - self.position
         if left <= 0:
-            due = now
+            self.goal_due = now
         else:
-            due = now + left / self.speed if self.speed > 0 else NEVER
-        self.goal_due = due
-        if self.stop_at < due:
-            due = self.stop_at
-        if self.resize_at < due:
-            due = self.resize_at
-        self.due = due
+            self.goal_due = now + left / self.speed if self.speed > 0 else NEVER
+        self.due = min(self.goal_due, self.stop_at, self.resize_at)
 
 
 class Simulator(Executor):
@@ -242,12 +217,7 @@ class Simulator(Executor):
         workers: float = 1.0,
     ) -> None:
         if mode not in ("switch", "drain"):
-            raise errors.ArgumentError(f'mode of a simulator is {mode!r}: take "switch" or "drain"', name="mode")
-        if not (flag >= 0 and math.isfinite(flag)):
-            raise errors.ArgumentError(f"flag takes {flag} s: give 0 or more", name="flag")
-        for name, seconds in host._asdict().items():
-            if not (seconds >= 0 and math.isfinite(seconds)):
-                raise errors.ArgumentError(f"{name} of the host takes {seconds} s: give 0 or more", name="host")
+            raise errors.ArgumentError(f'mode must be "switch" or "drain", got {mode!r}', name="mode")
         modes = ("switch", "drain", "flush") if mode == "switch" else ("drain",)
         self.rates = rates
         self.model = model or SourceModel()
@@ -257,7 +227,6 @@ class Simulator(Executor):
         self._flag = flag
         self._host = host
         self._workers = workers
-        self._slow = host != NO_DELAYS
         self._thinks = False
         self._random = random.Random(seed)
         self._truth: Mapping[Task, Profile] = truth or {}
@@ -303,11 +272,9 @@ class Simulator(Executor):
         if placement.workers is not None and placement.workers < 1:
             raise errors.ArgumentError(f"a quota of {placement.workers} workers: give at least one", name="workers")
         if self.truth(job.task).seconds is None:
-            raise errors.ArgumentError(
-                f"task {job.task.name!r} has no time: a simulation needs `seconds` in its profile", name="seconds"
-            )
-        if self._slow:
-            self._busy(self._host.launch)
+            message = f"task {job.task.name!r} has no time: a simulation needs `seconds` in its profile"
+            raise errors.ArgumentError(message, name="seconds")
+        self._busy(self._host.launch)
 
     def _is_present(self, job: Job) -> bool:
         """Return whether a job runs, or is to begin when another one has left."""
@@ -321,8 +288,7 @@ class Simulator(Executor):
         shape = shape_of(profile, task.blocks, self._capacity)
         run = Simulated(job, shape, float(job.done) if position is None else position, placement)
         if position is not None:
-            waiting = shape.wanted(run.allowed, run.base, position)
-            self._transfer(run, waiting, list(self._runs.values()))
+            self._transfer(run, shape.wanted(run.allowed, run.base, position))
         self._runs[job] = run
         self._changed = True
 
@@ -336,7 +302,6 @@ class Simulator(Executor):
         run = self._find(job)
         if run is None or run.plain or run.mode:
             return
-        run.easy = False
         run.mode = mode if mode in self._capacity.modes else "drain"
         if run.mode == "flush":
             self._settle()
@@ -345,7 +310,7 @@ class Simulator(Executor):
             self._settle()
             run.saving = True
             run.resize_at = run.resize_goal = NEVER
-            self._transfer(run, run.found, [r for r in self._runs.values() if r is not run])
+            self._transfer(run, run.found)
         else:
             run.stop_at = self._now + self._latency()
         self._changed = True
@@ -359,25 +324,17 @@ class Simulator(Executor):
         self._events.append(Stopped(job, self._now, job.done))
 
     def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
-        """Change a quota. It holds from the end of the wave on; where contexts are switched, when blocks are saved."""
+        """Change a quota. It holds from the end of the wave on; if contexts are switched, when blocks are saved."""
         if workers is not None and workers < 1:
             raise errors.ArgumentError(f"a quota of {workers} workers: give at least one", name="workers")
         run = self._runs.get(job)
-        self._command(job, younger or (run is not None and run.shape.allowed(workers) > run.next_allowed))
+        has_launch = younger or (run is not None and run.shape.allowed(workers) > run.next_allowed)
+        self._busy(self._host.launch * (1 + (job in self._behind)) if has_launch else self._host.signal)
         run = self._find(job)
         if run is None or run.plain or run.mode:
             return
-        self._request_quota(run, run.shape.allowed(workers), younger)
-
-    def _command(self, job: Job, more: bool) -> None:
-        """Let the time pass that the host takes to tell workers something, or to launch more of them."""
-        self._busy(self._host.launch * (1 + (job in self._behind)) if more else self._host.signal)
-
-    def _request_quota(self, run: Simulated, allowed: int, younger: bool) -> None:
-        """Tell workers of their new quota."""
-        run.easy = False
         run.younger |= younger
-        run.next_allowed = allowed
+        run.next_allowed = run.shape.allowed(workers)
         if run.resize_at is NEVER and run.resize_goal is NEVER:
             if self.mode == "switch":
                 leaving = run.found if run.younger else max(0, run.found - run.next_allowed)
@@ -395,10 +352,7 @@ class Simulator(Executor):
             return run.reported  # the blocks of an unmodified kernel are not counted
         self._settle()
         done = int(run.position + 1e-9) if self.mode == "switch" else run.wave_begin()
-        if done > run.reported:
-            run.reported = done
-        if run.reported >= run.blocks:
-            run.reported = run.blocks - 1
+        run.reported = min(max(done, run.reported), run.blocks - 1)
         return run.reported
 
     def cost(self, victim: Job, staying: Sequence[Job]) -> float:
@@ -407,17 +361,16 @@ class Simulator(Executor):
         profile = victim.task.profile
         if run is not None and run.plain:
             return math.inf
-        if run is not None and self.mode == "switch":
-            return self._switch_seconds(profile, run.found, [job.task.profile for job in staying])
         alone = shape_of(profile, victim.task.blocks, self._capacity).alone
         if self.mode == "switch":
-            return self._switch_seconds(profile, alone, [job.task.profile for job in staying])
+            blocks = alone if run is None else run.found
+            return self._switch_seconds(profile, blocks, [job.task.profile for job in staying])
         again = self._host.notice + self._host.decision + self._host.launch
         return self._flag + again + 0.5 * (profile.seconds or 0.0) * min(1.0, alone / victim.task.blocks)
 
     def poll(self) -> list[Ended | Stopped]:
         """Return the events so far; the host begins to decide."""
-        self._thinks = self._slow and self._host.decision > 0
+        self._thinks = self._host.decision > 0
         events, self._events = self._events, []
         return events
 
@@ -434,21 +387,16 @@ class Simulator(Executor):
                 return
             if due is NEVER:
                 return
-            if due > self._now:
-                self._now = due
+            self._now = max(self._now, due)
             self._fire()
         if self._host.notice:
             self._pass(self._host.notice)
 
     def _due(self) -> float:
-        """Return when something happens next."""
+        """Return the time of the next event."""
         if self._changed:
             self._plan()
-        due = NEVER
-        for run in self._runs.values():
-            if run.due < due:
-                due = run.due
-        return due
+        return min([run.due for run in self._runs.values()], default=NEVER)
 
     def _busy(self, seconds: float) -> None:
         """Let the time pass that the host takes for a command, and before the first one for the decision."""
@@ -469,10 +417,9 @@ class Simulator(Executor):
     def abandon(self, job: Job, error: BaseException) -> None:
         """End a job with an error."""
         self._settle()
-        if self._runs.pop(job, None) is not None:
+        if job in self._runs:
             self._changed = True
-            self._events.append(Ended(job, self._now, error))
-            self._succeed(job)
+            self._leave(self._runs[job], Ended(job, self._now, error))
 
     def discard(self, job: Job) -> None:
         """Forget where a job stopped."""
@@ -530,13 +477,10 @@ class Simulator(Executor):
                     run.resize_goal = run.wave_end()
 
     def _leave(self, run: Simulated, event: Ended | Stopped) -> None:
+        """Remove a job, and start the job that waits on the device for it."""
         del self._runs[run.job]
         self._events.append(event)
-        self._succeed(run.job)
-
-    def _succeed(self, job: Job) -> None:
-        """Begin who waits on the device for a job that has left."""
-        following = self._behind.pop(job, None)
+        following = self._behind.pop(run.job, None)
         if following is not None:
             self._begin(*following)
 
@@ -555,36 +499,20 @@ class Simulator(Executor):
         self._settle()
         self._changed = False
         runs = list(self._runs.values())
-        if len(runs) == 1:
-            run = runs[0]
-            run.found = run.width = run.allowed  # even in its last wave: no other kernel needs the room
-            run.rate = 0.0
-            if run.hold is None:
-                share = run.allowed / run.alone
-                resident = run.resident
-                if resident is None or resident.share != share:
-                    resident = self._resident(run, share)
-                run.rate = self.rates.of((resident,))[0] * (1.0 if run.plain else self._workers)
-            run.plan(self._now, False)
-            return
         lacks = self._find_room(runs)
-        residents: list[ResidentKernel] = []
-        active = []
-        moving = False
+        residents, active = [], []
+        moving = any([run.hold is not None for run in runs])
         for run in runs:
             run.rate = 0.0
-            if run.hold is not None:
-                moving = True
-            elif run.found:
+            if run.hold is None and run.found:
                 share = run.allowed / run.alone
                 if run.found < run.demand:
                     share *= run.found / run.demand
-                resident = run.resident
-                if resident is None or resident.share != share:
-                    resident = self._resident(run, share)
-                residents.append(resident)
+                residents.append(self._resident(run, share))
                 active.append(run)
-        if active:
+        if len(runs) == 1 and active:
+            runs[0].rate = self.rates.of(residents)[0] * (1.0 if runs[0].plain else self._workers)
+        elif active:
             is_contended = False
             for run, rate in zip(active, self.rates.of(residents), strict=True):
                 # Saving and restoring registers takes bandwidth from the other kernels.
@@ -592,42 +520,35 @@ class Simulator(Executor):
                 if run.relieved and is_contended:
                     run.rate *= RELIEVED
                 is_contended = is_contended or class_of(run.profile) is Kind.MEMORY
-        now = self._now
         for i, run in enumerate(runs):
             # The end of its waves matters if a younger kernel waits for its room.
-            run.plan(now, i < lacks)
+            run.plan(self._now, i < lacks)
 
-    def _resident(self, run: Simulated, share: float) -> ResidentKernel:
-        run.resident = found = ResidentKernel(run.job.task.name, run.profile, share)
-        return found
+    @staticmethod
+    def _resident(run: Simulated, share: float) -> ResidentKernel:
+        if run.resident is None or run.resident.share != share:
+            run.resident = ResidentKernel(run.job.task.name, run.profile, share)
+        return run.resident
 
     def _find_room(self, runs: list[Simulated]) -> int:
-        """Give blocks room: resident ones stay, then the oldest takes first. Return the last that lacks some, or -1."""
+        """Give blocks room: resident ones stay, then the oldest kernel is first. Return the last that lacks room."""
         load = 0.0
         for run in runs:
-            base, allowed = run.base, run.allowed
-            last = base + (run.blocks - base - 1) // allowed * allowed
+            last = run.last_wave()
             # As `Shape.wanted`, inlined: in its last wave, it needs the remaining blocks.
             run.previous = run.found
-            run.found = run.demand = run.blocks - last if run.position >= last else allowed
+            run.found = run.demand = run.blocks - last if run.position >= last else run.allowed
             load += run.load * run.demand
-            run.width = allowed
+            run.width = run.allowed
         if load <= 1.0:
             return -1
-        takers, requests = [], []
         for run in runs:
-            if run.previous > run.demand:
-                run.previous = run.demand
-            if run.previous:
-                takers.append(run)
-                requests.append(run.previous)
+            run.previous = min(run.previous, run.demand)
             run.found = 0
-        for run in runs:
-            if run.demand > run.previous:
-                takers.append(run)
-                requests.append(run.demand - run.previous)
-        counts = fit(requests, [run.shape for run in takers])
-        for run, count in zip(takers, counts, strict=True):
+        takers = [(run, run.previous) for run in runs if run.previous]
+        takers += [(run, run.demand - run.previous) for run in runs if run.demand > run.previous]
+        counts = fit([count for _, count in takers], [run.shape for run, _ in takers])
+        for (run, _), count in zip(takers, counts, strict=True):
             run.found += count
         lacks = -1
         for i, run in enumerate(runs):
@@ -644,14 +565,13 @@ class Simulator(Executor):
         return [r.profile for r in self._runs.values() if r is not run]
 
     def _switch_seconds(self, profile: Profile, blocks: int, staying: Sequence[Profile]) -> float:
-        """Return how long blocks of all multiprocessors take to be saved, or restored."""
+        """Return the seconds for saving or restoring blocks, on all multiprocessors at the same time."""
         miss_rate = max([profile.miss_rate for profile in staying], default=0.0)
         each = math.ceil(blocks / self._capacity.processors)
         return self.model.preempt_cycles(miss_rate, profile.registers, profile.shared, each) / self._capacity.clock
 
-    def _transfer(self, run: Simulated, blocks: int, staying: Sequence[Simulated]) -> None:
+    def _transfer(self, run: Simulated, blocks: int) -> None:
         """Let a job pause while its blocks are saved or restored."""
-        seconds = self._switch_seconds(run.profile, blocks, [run.profile for run in staying])
+        seconds = self._switch_seconds(run.profile, blocks, self._co_runners(run))
         self.saved_seconds += seconds
         run.hold = self._now + seconds
-        run.easy = False

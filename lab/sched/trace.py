@@ -10,7 +10,7 @@ from lab.cli import parser_of, run_command
 from warpwell.cli._common import json_option, output_of
 from warpwell.scheduler import Kind
 
-from .simulate import finite, recipe_of, trace_options
+from .simulate import finite, print_description, recipe_of, trace_options
 from .traces import table
 
 KINDS: dict[str, Kind | None] = {"memory": Kind.MEMORY, "compute": Kind.COMPUTE, "unknown": None}
@@ -33,33 +33,20 @@ def run(arguments: argparse.Namespace) -> int:
     applications: dict[str, dict[str, Any]] = {}
     for application in {a.application.name: a.application for a in workload.arrivals[::-1]}.values():
         profiles = [kernel.profile for kernel in application.kernels]
-        by_class = {
-            f"{name}_seconds": sum(p.seconds or 0.0 for p in profiles if p.kind is kind) for name, kind in KINDS.items()
-        }
         values = {"requests": counts[application.name], "kernels": len(profiles), "seconds": application.seconds}
-        applications[application.name] = {**values, **by_class}
+        for name, kind in KINDS.items():
+            values[f"{name}_seconds"] = sum(p.seconds or 0.0 for p in profiles if p.kind is kind)
+        applications[application.name] = values
     if arguments.out is not None:
         table.write(workload, arguments.out)
-    description = {
-        "workload": workload.name,
-        "requests": len(workload.arrivals),
-        "kernels": workload.kernels,
-        "seconds_alone": workload.seconds,
-        "load": workload.load,
-        "span_seconds": workload.arrivals[-1].time - workload.arrivals[0].time,
-        "imputed": workload.imputed,
-        **{k: v for k, v in workload.about.items() if k not in ("load", "applications")},
-        "out": arguments.out,
-    }
-    if arguments.json:
-        output.result("", finite({**description, "applications": applications}))
+    description = {**workload.describe(), "load": workload.load, "out": arguments.out}
+    if output.print_json(finite({**description, "applications": applications})):
         return 0
-    shown = {k: v for k, v in description.items() if k not in ("workload", "imputed") and v is not None}
-    shown = {k: ", ".join(v) if isinstance(v, list) else v for k, v in shown.items()}
-    output.result(workload.name, shown | {f"imputed: {name}": text for name, text in workload.imputed.items()})
+    print_description(output, description)
     heads = ("application", "requests", "kernels", "solo, ms", "memory, ms", "compute, ms", "unknown, ms")
     rows = []
-    for name, (requests, kernels, *times) in ((name, applications[name].values()) for name in sorted(applications)):
+    for name in sorted(applications):
+        requests, kernels, *times = applications[name].values()
         rows.append((name, f"{requests:,}", f"{kernels:,}", *(f"{1e3 * seconds:.3f}" for seconds in times)))
     output.table("applications", heads, rows)
     return 0

@@ -95,7 +95,7 @@ def test_a_mix_under_two_policies(capsys: Capture, tmp_path: Path) -> None:
 
 def test_an_open_trace_and_the_table(capsys: Capture) -> None:
     code, out, _ = called(capsys, "run", "--device", "cpu", "--workload", "triad:500", "--repeat", "3", "--load", "0.5")
-    assert code == 0 and "STP" in out and "p99 compute ms" in out and "lanes" in out and "equal to NumPy's" in out
+    assert code == 0 and "STP" in out and "p99 memory" in out and "lanes" in out and "equal to NumPy's" in out
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_an_open_trace_and_the_table(capsys: Capture) -> None:
         (["run", "--workload", "nope"], "unknown workload 'nope'"),
         (["run", "--workload", "gemm:-3"], "--workload gemm:-3: its size"),
         (["run", "--load", "-1"], "--load -1.0: give more than 0"),
-        (["run", "--repeat", "0"], "--repeat 0"),
+        (["run", "--repeat", "0"], "--repeat is 0"),
         (["run", "--log", "/nowhere/l.jsonl"], "/nowhere does not exist"),
         (["explain", "absent.jsonl"], "absent.jsonl does not exist"),
         (["serve", "--allow", "x"], "add --group"),

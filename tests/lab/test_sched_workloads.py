@@ -5,27 +5,26 @@ import pytest
 
 import warpwell as ww
 from lab.sched.workloads import WORKLOADS, Step, make
-from lab.sched.workloads.irregular import reached
 from warpwell import errors, gpu
 from warpwell.scheduler import Kind
 from warpwell.targets.blocks.launch import BlockLaunch
 
 
-@pytest.mark.quick("gemm", "bfs", "spmv")
+@pytest.mark.quick("gemm", "spmv")
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_results_are_numpys(name):
     app = make(name)
     app.run()
-    assert app.check() <= WORKLOADS[name].tolerance
+    app.check()
     again = make(name)
     again.run()
     for key, values in app.results().items():
         assert np.array_equal(values, again.results()[key])  # bit for bit
 
 
-@pytest.mark.parametrize("name", ["gemm", "mvt", "conv2d", "bfs", "spmv", "black_scholes"])
+@pytest.mark.parametrize("name", ["gemm", "atax", "conv2d", "spmv", "black_scholes"])
 def test_the_interpreter_agrees(name):
-    app = make(name, {"bfs": 150, "spmv": 120, "black_scholes": 60}.get(name, 12), "interp")
+    app = make(name, {"spmv": 120, "black_scholes": 60}.get(name, 12), "interp")
     app.run()
     app.check()
 
@@ -37,14 +36,6 @@ def test_a_wrong_result_is_found(name):
     first = next(iter(app.built.outputs.values()))
     first.flat[first.size // 2] += 1
     with pytest.raises(AssertionError, match=name):
-        app.check()
-
-
-def test_a_search_that_is_cut_short_is_found():
-    app = make("bfs")
-    for step in app[:-2]:
-        step.launch(*step.arguments, device="cpu")
-    with pytest.raises(AssertionError, match="bfs"):
         app.check()
 
 
@@ -62,8 +53,6 @@ def test_steps_are_launch_arguments_and_size():
     shapes = {(20, 32): 4, (20,): 3, (1, 20): 4}
     for launch, arguments, size in make("atax", 20):
         assert len(arguments) == shapes[launch.shape] and size == {"n": 20}
-    levels = [step.size["frontier"] for step in make("bfs")]
-    assert levels[0] == 1 and sum(levels) <= 900
 
 
 @pytest.mark.parametrize(("name", "size"), [("sorting", 4), ("gemm", 0), ("gemm", -3)])
@@ -102,12 +91,6 @@ def test_a_seed_decides_the_input():
     first, same, different = (make("spmv", 100, seed=seed) for seed in (1, 1, 2))
     assert np.array_equal(first[0].arguments[2], same[0].arguments[2])
     assert not np.array_equal(first[0].arguments[0], different[0].arguments[0])
-
-
-def test_levels_by_hand():
-    pointers = np.array([0, 2, 3, 3, 4, 4], np.int32)
-    neighbours = np.array([1, 2, 3, 0], np.int32)  # 0 -> 1, 2; 1 -> 3; 3 -> 0; 4 alone
-    assert reached(pointers, neighbours, 0).tolist() == [0, 1, 1, 2, -1]
 
 
 def test_every_workload_can_be_cut_into_blocks():

@@ -303,12 +303,9 @@ def test_features_and_footprint_of_a_launch():
 
 def test_a_workload_is_a_request_with_profiles():
     app = make("atax", 40)
-    learns = learner()
-    request = app.request(
-        lambda step: learns(Task(step.name, 1, launch=step.launch, arguments=step.arguments)), arrival=2.0, tenant="t"
-    )
+    request = app.request([1e-3, 2e-3, 3e-3, 4e-3], arrival=2.0)
     assert [t.name for t in request.tasks] == ["atax_rows", "atax_fold", "atax_columns", "atax_total"]
-    assert request.arrival == 2.0 and {t.profile.source for t in request.tasks} == {"cold"}
+    assert request.arrival == 2.0 and [t.profile.seconds for t in request.tasks] == [1e-3, 2e-3, 3e-3, 4e-3]
     assert all(t.blocks >= 1 and t.memory == app.memory and t.size == {"n": 40} for t in request.tasks)
     json.dumps([t.size for t in request.tasks])
 

@@ -16,8 +16,8 @@ class Chimera(Policy):
     """Kernels in order of priority and arrival, each with an even share of the device.
 
     Below the limit, running kernels make room for a new one. At the limit, a kernel of higher priority replaces
-    the kernel with the lowest. Of the techniques within the latency bound, the one with the smallest loss is taken; if
-    all are slower, the fastest:
+    the kernel with the lowest. Of the techniques within the latency bound, the policy takes the technique with the
+    smallest loss; if all are slower, the fastest:
 
     - A drain waits for the end of the resident blocks and loses nothing.
     - A switch takes the time to save the blocks, and loses this time and as much to restore them.

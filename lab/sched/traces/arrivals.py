@@ -7,6 +7,7 @@ Alibaba: pods of a GPU cluster, with priorities (cluster-trace-gpu-v2023, ``open
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -34,63 +35,37 @@ def arrivals(path: str | os.PathLike[str]) -> Arrivals:
     MissingFileError, FormatError
     """
     header = set(rows.header_of(path))
-    if len(header & set(AZURE)) > 1:
-        return read_azure(path)
-    if len(header & set(ALIBABA)) > 2:
-        return read_alibaba(path)
-    kinds = f"{','.join(AZURE)} (Azure) or {','.join(ALIBABA)} (Alibaba)"
-    raise errors.FormatError(f"{path} has no arrivals: its first line must be {kinds}", path=path)
-
-
-def read_azure(path: str | os.PathLike[str]) -> Arrivals:
-    """Read the arrivals of inferences; the counts of tokens are checked and not used.
-
-    Raises
-    ------
-    MissingFileError, FormatError
-    """
-    times = []
-    with rows.opened(path) as text:
-        for row in rows.read(text, path, AZURE):
-            for column in AZURE[1:]:
-                row.integer(column)
-            # Seven decimals, one more than Python's times have.
-            date, _, fraction = row["TIMESTAMP"].strip().partition(".")
-            try:
-                moment = datetime.fromisoformat(date)
-                times.append((moment - datetime(2000, 1, 1)).total_seconds() + float(f"0.{fraction or 0}"))
-            except (ValueError, TypeError) as error:
-                raise row.error("TIMESTAMP", "a time such as 2023-11-16 18:15:46.6805900") from error
-    if not times:
-        raise errors.FormatError(f"{path} has no arrivals: give a trace with rows", path=path)
-    notes = {"application": "drawn with equal chances (the trace has tokens, not kernels)"}
-    ordered = np.sort(np.array(times))
-    return Arrivals(Path(path).name, ordered - ordered[0], notes=notes)
-
-
-def read_alibaba(path: str | os.PathLike[str]) -> Arrivals:
-    """Read the arrivals and priorities of pods that request a GPU.
-
-    Raises
-    ------
-    MissingFileError, FormatError
-    """
-    found: list[tuple[float, int]] = []
-    left_out = 0
-    with rows.opened(path) as text:
-        for row in rows.read(text, path, ALIBABA):
-            time, count = row.number("creation_time"), row.integer("num_gpu")
-            if row["qos"] not in PRIORITIES:
-                raise row.error("qos", f"one of {', '.join(PRIORITIES)}")
-            if count:
-                found.append((time, PRIORITIES[row["qos"]]))
-            left_out += not count
+    is_azure = len(header & set(AZURE)) > 1
+    if not is_azure and len(header & set(ALIBABA)) <= 2:
+        expected = f"{','.join(AZURE)} (Azure) or {','.join(ALIBABA)} (Alibaba)"
+        raise errors.FormatError(f"{path} has no arrivals: its first line must be {expected}", path=path)
+    found = sorted(_azure(path) if is_azure else _alibaba(path), key=lambda entry: entry[0])
     if not found:
-        raise errors.FormatError(f"{path} has no pods with a GPU: give a trace with rows", path=path)
-    found.sort(key=lambda entry: entry[0])
+        raise errors.FormatError(f"{path} has no arrivals: give a trace with rows", path=path)
     times = np.array([time for time, _ in found])
-    notes = {
-        "application": "drawn with equal chances (the trace has pods, not kernels)",
-        "pods without a GPU": f"{left_out} left out",
-    }
-    return Arrivals(Path(path).name, times - times[0], np.array([p for _, p in found], dtype=np.int64), notes)
+    priorities = None if is_azure else np.array([priority for _, priority in found], dtype=np.int64)
+    return Arrivals(Path(path).name, times - times[0], priorities)
+
+
+def _azure(path: str | os.PathLike[str]) -> Iterator[tuple[float, int]]:
+    """Yield the time of each inference, with priority 0. The counts of tokens are checked and not used."""
+    for row in rows.read_file(path, AZURE):
+        for column in AZURE[1:]:
+            row.integer(column)
+        # The times have seven decimals, one more than `datetime` reads.
+        date, _, fraction = row["TIMESTAMP"].strip().partition(".")
+        try:
+            moment = datetime.fromisoformat(date)
+            yield (moment - datetime(2000, 1, 1)).total_seconds() + float(f"0.{fraction or 0}"), 0
+        except (ValueError, TypeError) as error:
+            raise row.error("TIMESTAMP", "a time such as 2023-11-16 18:15:46.6805900") from error
+
+
+def _alibaba(path: str | os.PathLike[str]) -> Iterator[tuple[float, int]]:
+    """Yield the time and priority of each pod that requests a GPU."""
+    for row in rows.read_file(path, ALIBABA):
+        time, count = row.number("creation_time"), row.integer("num_gpu")
+        if row["qos"] not in PRIORITIES:
+            raise row.error("qos", f"one of {', '.join(PRIORITIES)}")
+        if count:
+            yield time, PRIORITIES[row["qos"]]

@@ -59,7 +59,7 @@ def read(path: str | os.PathLike[str]) -> Models:
     """
     files: dict[str, list[rows.Row]] = {}
     left_out = []
-    for name, content in _files(path):
+    for name, content in _files(Path(path)):
         text = content.decode("utf-8", errors="replace")
         if name.endswith(PLACEHOLDERS) or not text.startswith(COLUMNS[0] + ","):
             left_out.append(name)
@@ -71,36 +71,27 @@ def read(path: str | os.PathLike[str]) -> Models:
     if not files:
         message = f"{path} holds no kernel profiles: their first line is {','.join(COLUMNS)}"
         raise errors.FormatError(message, path=path)
-    everything = [row for entries in files.values() for row in entries]
-    counts = Counter((row["Name"], _kind(row)) for row in everything)
+    all_rows = [row for entries in files.values() for row in entries]
+    counts = Counter((row["Name"], _kind(row)) for row in all_rows)
     kinds = {name: kind for (name, kind), _ in reversed(counts.most_common()) if kind is not None}
-    unknown = sum(_kind(row) is None for row in everything)
+    unknown = sum(_kind(row) is None for row in all_rows)
     imputed = {
-        "class": f"of {unknown} of {len(everything)} kernels (Profile -1): the class of most kernels with "
-        "the same name, or else memory",
-        "blocks": f"SM_usage times {BLOCKS_EACH}",
-        "registers, shared, threads": f"32 registers a thread, none, 256: {BLOCKS_EACH} blocks a multiprocessor",
+        "class": f"{unknown} of {len(all_rows)} kernels (Profile -1): the class of kernels of that name, or memory",
+        "blocks": f"SM_usage times {BLOCKS_EACH}, of 256 threads with 32 registers each",
+        "memory": "Memory_footprint, which is 0 for every kernel of the published files",
         "miss_rate": f"{MISS_RATES[Kind.MEMORY]} of memory-, {MISS_RATES[Kind.COMPUTE]} of compute-intensive kernels",
-        "bandwidth, compute": "by class and the multiprocessors that a kernel needs",
     }
-    if not any(row.integer("Memory_footprint") for row in everything):
-        imputed["memory"] = "0: Memory_footprint is 0 for every kernel"
-    applications = [
-        TracedApplication(name, tuple(_kernel(row, kinds) for row in entries))
-        for name, entries in sorted(files.items())
-    ]
+    applications = [TracedApplication(n, tuple(_kernel(row, kinds) for row in files[n])) for n in sorted(files)]
     return Models(applications, imputed, sorted(left_out))
 
 
-def _files(path: str | os.PathLike[str]) -> Iterator[tuple[str, bytes]]:
+def _files(root: Path) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of each file."""
-    root = Path(path)
     if not root.exists():
-        raise errors.MissingFileError(f"{path} does not exist: give an archive of kernel profiles", path=path)
+        raise errors.MissingFileError(f"{root} does not exist: give an archive of kernel profiles", path=root)
     if root.is_dir() or not is_archive(root):
-        for file in sorted(root.iterdir()) if root.is_dir() else [root]:
-            if file.is_file():
-                yield file.name, file.read_bytes()
+        files = sorted(root.iterdir()) if root.is_dir() else [root]
+        yield from ((file.name, file.read_bytes()) for file in files if file.is_file())
         return
     try:
         with tarfile.open(root, "r:*") as archive:
@@ -109,7 +100,7 @@ def _files(path: str | os.PathLike[str]) -> Iterator[tuple[str, bytes]]:
                 if content is not None:
                     yield Path(member.name).name, content.read()
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise errors.FormatError(f"{path} is damaged ({error}): copy it again", path=path) from error
+        raise errors.FormatError(f"{root} is damaged ({error}): copy it again", path=root) from error
 
 
 def is_archive(path: Path) -> bool:
@@ -129,14 +120,10 @@ def _kind(row: rows.Row) -> Kind | None:
 def _kernel(row: rows.Row, kinds: dict[str, Kind]) -> TracedKernel:
     measured = _kind(row)
     kind = measured or kinds.get(row["Name"], Kind.MEMORY)
-    processors = row.number("SM_usage")
+    processors, seconds = row.number("SM_usage"), row.number("Duration") * 1e-9
     blocks = max(1, math.ceil(processors) * BLOCKS_EACH)
-    profile = Profile(
-        kind=kind,
-        seconds=row.number("Duration") * 1e-9,
-        resident=min(blocks, V100.processors * BLOCKS_EACH),
-        miss_rate=MISS_RATES[kind],
-        need=max(min(1.0, processors / V100.processors), 1 / V100.processors),
-        source="trace" if measured else "imputed",
-    )
+    resident = min(blocks, V100.processors * BLOCKS_EACH)
+    need = max(min(1.0, processors / V100.processors), 1 / V100.processors)
+    source = "trace" if measured else "imputed"
+    profile = Profile(kind, seconds, resident=resident, miss_rate=MISS_RATES[kind], need=need, source=source)
     return TracedKernel(row["Name"], profile, blocks, row.integer("Memory_footprint"))

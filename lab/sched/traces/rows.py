@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from warpwell import errors
 
@@ -27,7 +27,7 @@ class Row(dict[str, str]):
 
     source: str
 
-    def has(self, column: str) -> bool:
+    def has_value(self, column: str) -> bool:
         """Return True if the column exists and is not blank."""
         return bool(self.get(column, "").strip())
 
@@ -37,7 +37,7 @@ class Row(dict[str, str]):
         Raises
         ------
         FormatError
-            It is not a finite number, or is out of bounds.
+            The text is not a finite number, or is out of bounds.
         """
         try:
             value = float(self[column])
@@ -49,14 +49,14 @@ class Row(dict[str, str]):
         return value
 
     def integer(self, column: str, *, minimum: int = 0) -> int:
-        """Return an integer; errors as those of `number`."""
+        """Return an integer, or raise the errors of `number`."""
         value = self.number(column, minimum=minimum)
         if value != int(value):
             raise self.error(column, f"a whole number from {minimum}")
         return int(value)
 
     def error(self, column: str, expected: str) -> errors.FormatError:
-        """Return the error about a cell."""
+        """Return an error that names the cell and the expected value."""
         return errors.FormatError(f"{self.source}: {column} is {self[column]!r}; give {expected}", path=self.source)
 
 
@@ -67,20 +67,16 @@ def opened(path: str | os.PathLike[str]) -> Iterator[TextIO]:
     Raises
     ------
     MissingFileError
-        It does not exist, or is a folder.
+        The file does not exist, or is a folder.
     FormatError
-        It is not text.
+        The file is not text.
     """
     if not Path(path).is_file():
         raise errors.MissingFileError(f"{path} does not exist or is a folder: give a file of rows", path=path)
     with open(path, "rb") as file:
-        is_packed = file.read(2) == GZIP_MAGIC
+        open_text: Any = gzip.open if file.read(2) == GZIP_MAGIC else open
     try:
-        with (
-            gzip.open(path, "rt", encoding="utf-8", newline="")
-            if is_packed
-            else open(path, encoding="utf-8", newline="") as text
-        ):
+        with open_text(path, "rt", encoding="utf-8", newline="") as text:
             yield text
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
         raise errors.FormatError(f"{path} is not CSV text ({error}): give a file of rows", path=path) from error
@@ -92,12 +88,17 @@ def header_of(path: str | os.PathLike[str]) -> list[str]:
         return next(_records(text, path), (0, []))[1]
 
 
+def read_file(path: str | os.PathLike[str], *columns: Collection[str]) -> Iterator[Row]:
+    """Yield each row of a file; see `read`."""
+    with opened(path) as text:
+        yield from read(text, path, *columns)
+
+
 def read(
     text: Iterable[str],
     path: str | os.PathLike[str],
     required: Collection[str],
     optional: Collection[str] = (),
-    *,
     ignored: Collection[str] = (),
 ) -> Iterator[Row]:
     """Yield each row; lines that begin with ``#`` are comments.
@@ -117,17 +118,12 @@ def read(
         A column is missing or unknown, or a row has another number of values.
     """
     records = _records(text, path)
-    columns = next(records, (0, []))[1]
-    for name in columns:
-        if name not in {*required, *optional, *ignored}:
-            message = f"{path} has a column {name!r} that is not known: take {', '.join([*required, *optional])}"
-            raise errors.FormatError(message, path=path)
-        if columns.count(name) > 1:
-            raise errors.FormatError(f"{path} has two columns {name!r}: leave one", path=path)
-    for name in required:
-        if name not in columns:
-            message = f"{path} has no column {name!r}: its first line must have {', '.join(required)}"
-            raise errors.FormatError(message, path=path)
+    columns, expected = next(records, (0, []))[1], ", ".join([*required, *optional])
+    problems = [f"an unknown column {name!r}" for name in columns if name not in {*required, *optional, *ignored}]
+    problems += [f"two columns {name!r}" for name in columns if columns.count(name) > 1]
+    problems += [f"no column {name!r}" for name in required if name not in columns]
+    if problems:
+        raise errors.FormatError(f"{path} has {problems[0]}; the columns are {expected}", path=path)
     for line, values in records:
         if len(values) != len(columns):
             message = f"{path}, line {line}: {len(values)} values for {len(columns)} columns; correct the line"

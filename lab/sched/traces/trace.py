@@ -1,4 +1,4 @@
-"""Trace: applications (chains of kernels) and when they arrive; it makes the requests of a run."""
+"""Trace: applications (chains of kernels) and their arrivals; it makes the requests of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TracedKernel:
     Attributes
     ----------
     profile : Profile
-        What it is really like.
+        The true profile.
     idempotent : bool
         Whether its blocks may run twice, so that a flush can drop their work.
     """
@@ -37,7 +37,6 @@ class TracedKernel:
     profile: Profile
     blocks: int = 1
     memory: int = 0
-    deadline: float | None = None
     idempotent: bool = False
 
 
@@ -50,13 +49,13 @@ class TracedApplication:
 
     @cached_property
     def seconds(self) -> float:
-        """Time that its kernels take alone, one after the other."""
+        """Sum of the solo times of the kernels."""
         return math.fsum(kernel.profile.seconds or 0.0 for kernel in self.kernels)
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """When requests arrive.
+    """Times and priorities of requests.
 
     Attributes
     ----------
@@ -64,15 +63,12 @@ class Arrivals:
     times : array
         Seconds, ascending, from 0; float64.
     priorities : array or None
-        Priority of each, int64; None where the file tells nothing about it.
-    notes : dict
-        What had to be assumed, by field.
+        Priority of each, int64; None if the file has no priorities.
     """
 
     name: str
     times: NDArray[np.float64]
     priorities: NDArray[np.int64] | None = None
-    notes: dict[str, str] = field(default_factory=dict)
 
 
 class Arrival(NamedTuple):
@@ -94,10 +90,10 @@ class Trace:
     arrivals : sequence of Arrival
         In order of time.
     capacity : Capacity
-        The device that its figures are from.
+        The device on which the kernels were measured.
     imputed : dict
         Fields that the files do not have, and their assumed values.
-    about : dict
+    details : dict
         Further description as plain data.
     """
 
@@ -105,16 +101,16 @@ class Trace:
     arrivals: Sequence[Arrival]
     capacity: Capacity = field(default_factory=Capacity)
     imputed: dict[str, str] = field(default_factory=dict)
-    about: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def kernels(self) -> int:
-        """Kernels of all requests."""
+        """Number of kernels of all requests."""
         return sum(len(arrival.application.kernels) for arrival in self.arrivals)
 
     @cached_property
     def seconds(self) -> float:
-        """Time that all kernels take alone, one after the other."""
+        """Sum of the solo times of all kernels."""
         return math.fsum(arrival.application.seconds for arrival in self.arrivals)
 
     @cached_property
@@ -125,9 +121,14 @@ class Trace:
 
     @property
     def load(self) -> float:
-        """`seconds` over the time between the first arrival and the last; inf where all arrive at once."""
+        """`seconds` over the time between the first arrival and the last; inf if all arrive at once."""
         span = self.arrivals[-1].time - self.arrivals[0].time
         return self.seconds / span if span else math.inf
+
+    def describe(self) -> dict[str, Any]:
+        """Return a description as plain data."""
+        counts = {"requests": len(self.arrivals), "kernels": self.kernels, "seconds_alone": self.seconds}
+        return {"workload": self.name, **counts, **self.details, "imputed": self.imputed}
 
     def requests(self, error: float = 0.0, seed: int = 0) -> tuple[list[Request], dict[Task, Profile]]:
         """Make the requests of one run, and the true profiles of their tasks.
@@ -155,13 +156,12 @@ class Trace:
             kernels = application.kernels
             if id(application) not in predicted:
                 predicted[id(application)] = [_guess(kernel.profile, sigma, random_) for kernel in kernels]
-            tasks = []
-            for k, profile in zip(kernels, predicted[id(application)], strict=True):
-                options: dict[str, Any] = {"tenant": tenant, "priority": priority, "deadline": k.deadline}
-                task = Task(k.name, k.blocks, profile, memory=k.memory, **options)
-                tasks.append(task)
-                if error:
-                    truth[task] = k.profile
+            tasks = [
+                Task(k.name, k.blocks, profile, tenant=tenant, priority=priority, memory=k.memory)
+                for k, profile in zip(kernels, predicted[id(application)], strict=True)
+            ]
+            if error:
+                truth.update((task, kernel.profile) for task, kernel in zip(tasks, kernels, strict=True))
             requests.append(Request(application.name, tasks, time))
         return requests, truth
 
@@ -169,37 +169,30 @@ class Trace:
 def compose(
     applications: Sequence[TracedApplication],
     arrivals: Arrivals,
-    *,
     kernels: int,
     load: float,
     seed: int,
     urgent: float = 0.0,
 ) -> list[Arrival]:
-    """Give each arrival an application, drawn at random with equal chances, and compress time to a load.
+    """Give each arrival a random application, with equal chances, and compress time to a load.
 
     Parameters
     ----------
     applications : sequence of TracedApplication
     arrivals : Arrivals
     kernels : int
-        Minimum number of kernels; later arrivals are left out.
+        Minimum number of kernels, from 1; later arrivals are left out.
     load : float
-        Time that all kernels take alone over the time in which they arrive; inf: all arrive at once.
+        Sum of all solo times over the time in which the kernels arrive; inf: all arrive at once.
     seed : int
     urgent : float
-        Share of requests that have priority 1 instead of 0, where the arrivals have no priorities.
+        Share of requests that have priority 1 instead of 0, if the arrivals have no priorities.
 
     Raises
     ------
     ArgumentError
-        A parameter cannot be, or there are too few arrivals.
+        There are too few arrivals.
     """
-    if kernels < 1:
-        raise errors.ArgumentError(f"{kernels} kernels: take at least one", name="kernels")
-    if not load > 0:
-        raise errors.ArgumentError(f"load is {load}: it must be positive", name="load")
-    if not 0 <= urgent <= 1:
-        raise errors.ArgumentError(f"share of urgent requests is {urgent}: it is a ratio, 0 to 1", name="urgent")
     random_ = random.Random(f"arrivals {seed}")
     chosen: list[tuple[TracedApplication, int]] = []
     count = 0
@@ -213,9 +206,8 @@ def compose(
         if count >= kernels:
             break
     if count < kernels:
-        raise errors.ArgumentError(
-            f"{arrivals.name} has {len(chosen)} arrivals, which give {count} kernels: ask for no more", name="kernels"
-        )
+        message = f"{arrivals.name} has {len(chosen)} arrivals with {count} kernels: ask for no more"
+        raise errors.ArgumentError(message, name="kernels")
     total = math.fsum(application.seconds for application, _ in chosen)
     times = arrivals.times[: len(chosen)] - arrivals.times[0]
     span = float(times[-1])
@@ -227,18 +219,18 @@ def compose(
 
 
 def select(applications: Sequence[TracedApplication], pattern: str) -> list[TracedApplication]:
-    """Return the applications whose name fits a pattern such as ``*_fwd``, or one of several divided by commas.
+    """Return the applications whose names match a pattern such as ``*_fwd``, or one of several divided by commas.
 
     Raises
     ------
     ArgumentError
-        None does.
+        No name matches.
     """
     patterns = [part.strip() for part in pattern.split(",")]
     found = [a for a in applications if any(fnmatchcase(a.name, part) for part in patterns)]
     if not found:
         names = ", ".join(a.name for a in applications)
-        raise errors.ArgumentError(f"no application is named like {pattern!r}: there are {names}", name="models")
+        raise errors.ArgumentError(f"no application matches {pattern!r}; the applications are {names}", name="models")
     return found
 
 

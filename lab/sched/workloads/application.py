@@ -1,18 +1,22 @@
-"""Workload: a program that schedulers are measured with; `Application`: one run of it, as launches in order."""
+"""Workload: a program for measurements of schedulers; `Application`: one run of it, as launches in order."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, overload
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from warpwell import errors
+from warpwell._check import checked_integer
 from warpwell.scheduler import Kind, Profile, Request, Task
 from warpwell.targets import Launch, to_device, to_host, zeros
+
+TOLERANCE = 1e-4
+"""Largest accepted difference from NumPy, relative to the largest number of the result."""
 
 
 class Step(NamedTuple):
@@ -23,9 +27,9 @@ class Step(NamedTuple):
     launch : Launch
         ``kernel[shape]``.
     arguments : tuple
-        What it is called with: ``step.launch(*step.arguments)``. Arrays are in the memory of the application's device.
+        Arguments of the launch. Arrays are in the memory of the application's device.
     size : dict
-        Names and numbers of the input size: features of the predictor.
+        Dimensions of the input by name: features of the predictor.
     """
 
     launch: Launch
@@ -45,7 +49,7 @@ class Step(NamedTuple):
 
 
 class Inputs:
-    """Makes an application's arrays: random ones from a seed, in device memory.
+    """Creates the arrays of an application in device memory, with random numbers from a seed.
 
     Parameters
     ----------
@@ -63,11 +67,10 @@ class Inputs:
         self.nbytes += values.nbytes
         return to_device(self.device, values)
 
-    def zeros(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> Any:
-        """Make zeros on the device."""
-        array = zeros(self.device, shape, dtype)
-        self.nbytes += int(np.prod(shape)) * np.dtype(dtype).itemsize
-        return array
+    def zeros(self, *shape: int) -> Any:
+        """Return float32 zeros on the device."""
+        self.nbytes += 4 * math.prod(shape)
+        return zeros(self.device, shape, np.float32)
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> NDArray[np.float32]:
         """Return random float32 numbers on the host."""
@@ -85,7 +88,7 @@ class Built:
     outputs : dict
         Name and device array of each result.
     reference : callable
-        Returns what NumPy makes of the same input, by the names of `outputs`.
+        Returns the results of NumPy for the same input, by the names of `outputs`.
     """
 
     steps: list[Step]
@@ -108,8 +111,6 @@ class Workload:
         A size that a CPU runs at once.
     large : int
         A size whose kernels occupy a whole H100 for about a millisecond or more.
-    tolerance : float
-        How far a result may be from NumPy's, relative to the largest one.
     """
 
     name: str
@@ -117,37 +118,26 @@ class Workload:
     build: Callable[[int, Inputs], Built]
     small: int
     large: int
-    tolerance: float = 1e-4
 
 
-@dataclass
-class Application(Sequence[Step]):
-    """One run of a workload: a sequence of launches that must run in order.
+class Application(list[Step]):
+    """One run of a workload: launches that must run in order.
 
     Attributes
     ----------
     workload : Workload
-    size : int
     device : str
+    built : Built
     memory : int
-        Bytes of device memory that it holds.
+        Device memory of its arrays in bytes.
     """
 
-    workload: Workload
-    size: int
-    device: str
-    memory: int
-    built: Built = field(repr=False)
-
-    @overload
-    def __getitem__(self, index: int) -> Step: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Step]: ...
-    def __getitem__(self, index: int | slice) -> Step | list[Step]:
-        return self.built.steps[index]
-
-    def __len__(self) -> int:
-        return len(self.built.steps)
+    def __init__(self, workload: Workload, size: int, device: str, seed: int) -> None:
+        inputs = Inputs(device, seed)
+        self.workload, self.device = workload, device
+        self.built = workload.build(checked_integer(size, "size", of=f"workload {workload.name!r}"), inputs)
+        self.memory = inputs.nbytes
+        super().__init__(self.built.steps)
 
     def run(self) -> None:
         """Run every launch, untransformed."""
@@ -158,71 +148,34 @@ class Application(Sequence[Step]):
         """Return the results as NumPy arrays."""
         return {name: to_host(array) for name, array in self.built.outputs.items()}
 
-    def check(self) -> float:
-        """Compare the results with NumPy's; return the worst error, relative to the largest number of its array.
+    def check(self) -> None:
+        """Compare the results with NumPy's.
 
         Raises
         ------
         AssertionError
-            An error is above the workload's tolerance, or a result is not a number.
+            An error is above `TOLERANCE`, or a result is not a number.
         """
-        worst = 0.0
-        expected_arrays = self.built.reference()
-        for name, values in self.results().items():
-            expected = expected_arrays[name]
-            if values.dtype.kind in "iu":
-                wrong = int(np.count_nonzero(values != expected))
-                assert not wrong, f"{self.workload.name}: {wrong} items of {name} are not what NumPy computes"
-                continue
+        values = self.results()
+        for name, expected in self.built.reference().items():
             scale = float(np.abs(expected).max(initial=0.0)) or 1.0
-            error = float(np.abs(values.astype(np.float64) - expected).max(initial=0.0)) / scale
-            allowed = self.workload.tolerance
-            assert error <= allowed, f"{self.workload.name}: {name} is {error:.2g} from NumPy's, over {allowed:.2g}"
-            worst = max(worst, error)
-        return worst
+            error = float(np.abs(values[name].astype(np.float64) - expected).max(initial=0.0)) / scale
+            assert error <= TOLERANCE, f"{self.workload.name}: {name} differs from NumPy's by {error:.2g}"
 
-    def request(
-        self,
-        profile: Callable[[Step], Profile] | None = None,
-        *,
-        arrival: float = 0.0,
-        tenant: str = "default",
-        priority: int = 0,
-    ) -> Request:
+    def request(self, seconds: Sequence[float] | None = None, arrival: float = 0.0) -> Request:
         """Return the launches as a request for a scheduler.
 
         Parameters
         ----------
-        profile : callable, optional
-            Returns the profile of a step; by default its class alone.
+        seconds : sequence of float, optional
+            Measured solo time of each launch. By default, the profiles have only the classes.
         arrival : float
             Seconds.
-        tenant : str
-        priority : int
         """
+        kinds, source = self.workload.kinds, "given" if seconds is None else "measured"
         tasks = []
-        for step in self:
-            kernel_profile = Profile(kind=self.workload.kinds[step.name]) if profile is None else profile(step)
-            tasks.append(
-                Task(
-                    step.name,
-                    step.blocks(self.device),
-                    kernel_profile,
-                    step.launch,
-                    step.arguments,
-                    tenant=tenant,
-                    priority=priority,
-                    memory=self.memory,
-                    size=dict(step.size),
-                )
-            )
+        for step, solo in zip(self, seconds or itertools.repeat(None, len(self)), strict=True):
+            profile = Profile(kinds[step.name], solo, source=source)
+            options: dict[str, Any] = {"memory": self.memory, "size": step.size}
+            tasks.append(Task(step.name, step.blocks(self.device), profile, step.launch, step.arguments, **options))
         return Request(self.workload.name, tasks, arrival)
-
-
-def application(workload: Workload, size: int, device: str, seed: int) -> Application:
-    """Build a workload's arrays and launches (`make` looks the workload up by name)."""
-    if size < 1:
-        raise errors.ArgumentError(f"size {size} of workload {workload.name!r}: take 1 or more", name="size")
-    inputs = Inputs(device, seed)
-    built = workload.build(int(size), inputs)
-    return Application(workload, int(size), device, inputs.nbytes, built)

@@ -26,7 +26,7 @@ def conv2d(image, out):
 
 def _conv2d(size: int, make: Inputs) -> Built:
     image = make.uniform(size + 2, size + 2)
-    out = make.zeros((size, size))
+    out = make.zeros(size, size)
 
     def reference() -> dict[str, np.ndarray]:
         total = np.zeros((size, size))

@@ -1,4 +1,4 @@
-"""Extremes: the streaming triad, which only moves data, and Black-Scholes and n-body, which mostly compute."""
+"""Extremes: the streaming triad, which only moves data, and Black-Scholes, which mostly computes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ ZERO, HALF, UNIT = np.float32(0), np.float32(0.5), np.float32(1)
 C1, C2, C3 = np.float32(0.31938153), np.float32(-0.356563782), np.float32(1.781477937)
 C4, C5, SCALE = np.float32(-1.821255978), np.float32(1.330274429), np.float32(0.2316419)
 ROOT = np.float32(0.3989422804)  # 1 / sqrt(2 pi)
-SOFTENING = np.float32(1e-2)
 MATURITIES = 16
 """Maturities that a thread of Black-Scholes prices its option for."""
 
@@ -50,25 +49,6 @@ def black_scholes(price, strike, calls, rate, volatility, year, maturities):
         d1 = (ratio + (rate + HALF * volatility * volatility) * years) / deviation
         total += s * normal(d1) - x * math.exp(-rate * years) * normal(d1 - deviation)
     calls[i] = total
-
-
-@kernel(max_registers=64)
-def nbody(x, y, z, mass, ax, ay, az, bodies):
-    """Add up the acceleration of a body by all others."""
-    i = grid(1)
-    xi, yi, zi = x[i], y[i], z[i]
-    fx, fy, fz = ZERO, ZERO, ZERO
-    for k in range(bodies):
-        dx, dy, dz = x[k] - xi, y[k] - yi, z[k] - zi
-        square = dx * dx + dy * dy + dz * dz + SOFTENING
-        inverse = UNIT / math.sqrt(square)
-        pull = mass[k] * inverse * inverse * inverse
-        fx += pull * dx
-        fy += pull * dy
-        fz += pull * dz
-    ax[i] = fx
-    ay[i] = fy
-    az[i] = fz
 
 
 def _triad(size: int, make: Inputs) -> Built:
@@ -104,25 +84,7 @@ def _black_scholes(size: int, make: Inputs) -> Built:
     return Built([step], {"calls": calls}, reference)
 
 
-def _nbody(size: int, make: Inputs) -> Built:
-    x, y, z, mass = (make.uniform(size) for _ in range(4))
-    out = {name: make.zeros(size) for name in ("ax", "ay", "az")}
-    arguments = (*(make.put(v) for v in (x, y, z, mass)), *out.values(), size)
-
-    def reference() -> dict[str, NDArray[np.float64]]:
-        positions = np.stack([x, y, z]).astype(np.float64)
-        total = np.zeros_like(positions)
-        for first in range(0, size, 256):  # a strip at a time: memory for all pairs would be large
-            away = positions[:, None, :] - positions[:, first : first + 256, None]
-            pull = mass / ((away * away).sum(axis=0) + 1e-2) ** 1.5
-            total[:, first : first + 256] = (pull * away).sum(axis=2)
-        return dict(zip(out, total, strict=True))
-
-    return Built([Step(nbody[size], arguments, {"n": size})], out, reference)
-
-
 WORKLOADS = (
     Workload("triad", {"triad": Kind.MEMORY}, _triad, small=5000, large=1 << 28),
     Workload("black_scholes", {"black_scholes": Kind.COMPUTE}, _black_scholes, small=3000, large=1 << 24),
-    Workload("nbody", {"nbody": Kind.COMPUTE}, _nbody, small=300, large=1 << 16),
 )
