@@ -13,7 +13,7 @@ from .baseline import RESULTS, machine_folders
 PAGE = machine.ROOT / "docs" / "figures.md"
 
 SHOWN = {
-    "readme": ("*/wall",),
+    "readme": (),
     "hits": ("random/4096B/subscript", "random/4096B/BaM", "sequential/4096B/subscript", "sequential/4096B/BaM"),
     "misses": ("storage/*B", "bulk/prefetch"),
     "gather": ("ram/1024B", "cache/1024B", "partial cache/1024B", "warm/1024B"),
@@ -22,12 +22,12 @@ SHOWN = {
     "taxi": ("select/4096B/0.0003", "q5/4096B/0.0003", "q5/4096B/1e-05", "q?/warm/file scan"),
     "kv-host": ("ycsb-[ac]/*", "get/*"),
     "kv-device": ("kernel/1024B/1*", "batch/1024B/*", "overlap/*"),
-    "launches": ("*/done",),
-    "pool-transfer": ("none/chunk 64 KiB", "none/chunk 2048 KiB", "none/idle/262144 KiB"),
-    "sched-latency": ("cpu/*/submit", "batch/*"),
+    "launches": (),
+    "pool-transfer": (),
+    "sched-latency": (),
     "sched-share": ("stp/[crs]*/source", "stp/[crs]*/lanes"),
 }
-"""Figures of each benchmark that the page shows; the files of results have all of them."""
+"""Figures of each benchmark that the page shows; a benchmark without any has no section there."""
 
 
 def number(value: float) -> str:
@@ -108,7 +108,9 @@ def render(folder: Path = RESULTS) -> str:
         if any(result["options"].get("quick") for result in found.values()):
             commits += "; little data"
         opening = f"{purpose[:1].upper()}{purpose[1:]}. " if purpose else ""
-        content += [f"## {benchmark}", "", f"{opening}Commits: {commits}.", "", *table(found), ""]
+        rows = table(found)
+        if len(rows) > 2:
+            content += [f"## {benchmark}", "", f"{opening}Commits: {commits}.", "", *rows, ""]
     return "\n".join(content).rstrip() + "\n"
 
 
