@@ -78,12 +78,14 @@ def exchange(array: NDArray[Any]) -> NDArray[Any]:
     seed=st.integers(0, 1000),
 )
 def test_arrays_arrive_bit_for_bit(dtype: str, shape: list[int], seed: int) -> None:
-    wanted = np.dtype(dtype)
-    raw = np.random.default_rng(seed).integers(0, 2 if wanted.kind == "b" else 256, (*shape, wanted.itemsize), np.uint8)
-    array = np.ascontiguousarray(raw).view(wanted).reshape(shape)
+    expected = np.dtype(dtype)
+    raw = np.random.default_rng(seed).integers(
+        0, 2 if expected.kind == "b" else 256, (*shape, expected.itemsize), np.uint8
+    )
+    array = np.ascontiguousarray(raw).view(expected).reshape(shape)
     got = exchange(array)
-    assert got.shape == array.shape and got.dtype == wanted.newbyteorder("<") and got.flags.writeable
-    assert got.tobytes() == array.astype(wanted.newbyteorder("<")).tobytes()
+    assert got.shape == array.shape and got.dtype == expected.newbyteorder("<") and got.flags.writeable
+    assert got.tobytes() == array.astype(expected.newbyteorder("<")).tobytes()
 
 
 def test_views_and_large_arrays_arrive() -> None:
@@ -214,15 +216,15 @@ def test_mappings_leave_descriptors_for_messages(monkeypatch: pytest.MonkeyPatch
         limit = 2 * max(map(int, os.listdir("/proc/self/fd"))) + 40
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         try:
-            kept: list[Any] = []
+            received: list[Any] = []
             for k in range(limit):
                 a.send({"type": "x"}, [np.full(1000, k)])
                 with b.receive() as message:
-                    kept += message.arrays()
+                    received += message.arrays()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert len(os.listdir("/proc/self/fd")) <= limit // 2 + 2  # the half for mappings, and the list itself
-        assert all((array == k).all() for k, array in enumerate(kept)) and len(kept) == limit
+        assert all((array == k).all() for k, array in enumerate(received)) and len(received) == limit
 
 
 def test_a_peer_that_reads_nothing_does_not_block() -> None:
@@ -287,7 +289,7 @@ def double(x: Any) -> None:
 
 
 @ww.kernel
-def waits(x: Any) -> None:
+def wait_forever(x: Any) -> None:
     x[gpu.grid(1)] = 0
 
 
@@ -302,7 +304,7 @@ def aborts(x: Any) -> None:
 
 
 @ww.kernel
-def stays(x: Any) -> None:
+def ignore_cancel(x: Any) -> None:
     x[gpu.grid(1)] = 0
 
 
@@ -359,7 +361,7 @@ def test_references_that_are_none(named: dict[str, Any]) -> None:
         references.check(named)
 
 
-def test_who_may_launch_what() -> None:
+def test_allowed_modules() -> None:
     named = {"module": "lab.sched.workloads.dense", "name": "gemm"}
     assert references.is_allowed(named, ["lab.sched.workloads.dense"])
     assert references.is_allowed(named, ["lab.sched.*"]) and references.is_allowed(named, ["x", "lab.*"])
@@ -405,7 +407,7 @@ def test_files_of_kernels(tmp_path: Path) -> None:
     assert kernel is kernels.load(named) and kernel.function.__name__ == "k"
     import inspect
 
-    path.write_text("raise SystemExit(3)\n")  # The hashed bytes are what ran, and what the compiler reads.
+    path.write_text("raise SystemExit(3)\n")  # The hashed bytes ran, and the compiler reads them.
     assert kernels.load(named) is kernel and "x[0] = 1" in inspect.getsource(kernel.function)
     with pytest.raises(errors.SchedulerError, match="it has changed"):
         references.Kernels().load(named)
@@ -572,14 +574,14 @@ def token(session: int, number: int) -> int:
 def test_a_status_page_outlives_the_process_that_wrote_it() -> None:
     page = StatusPage()
     with open("/proc/self/status"):  # any process with the descriptor
-        other = StatusPage(os.dup(page.fd))
+        shared_page = StatusPage(os.dup(page.fd))
     for number in (1, 2, 3):
-        other.add(token(7, number))
-    other.add(token(7, 1))
-    other.discard(token(7, 2))
-    other.discard(token(7, 9))
-    other.alone = token(7, 3)
-    assert other.reserve_numbers(5) == 0 and other.reserve_numbers(1) == 5
+        shared_page.add(token(7, number))
+    shared_page.add(token(7, 1))
+    shared_page.discard(token(7, 2))
+    shared_page.discard(token(7, 9))
+    shared_page.alone = token(7, 3)
+    assert shared_page.reserve_numbers(5) == 0 and shared_page.reserve_numbers(1) == 5
     assert page.alone == token(7, 3) and sorted(page.clear()) == [token(7, 1), token(7, 3)]
     assert page.alone == 0 and page.clear() == [] and StatusPage(os.dup(page.fd)).reserve_numbers(1) == 6
     with pytest.raises(OSError, match="not permitted"):
@@ -594,8 +596,8 @@ class Simulated:
 
     def __init__(self) -> None:
         self.page, self.verdicts = StatusPage(), Verdicts()
-        self.unfinished: dict[int, set[int]] = {}  # of clients, in order, and what each comes after
-        self.here: dict[int, None] = {}  # started in the device process
+        self.unfinished: dict[int, set[int]] = {}  # requests of clients in order, each with the requests before it
+        self.started: dict[int, None] = {}  # started in the device process
         self.lost: set[int] = set()
         self.cancelled: set[int] = set()
         self.quarantine = Quarantine()
@@ -612,10 +614,10 @@ class Simulated:
     def _begin(self, number: int) -> None:
         assert not self.quarantine.alone or self.quarantine.alone == number
         assert not any(before in self.quarantine for before in self.unfinished[number])
-        self.here[number] = None
+        self.started[number] = None
         self.page.add(number)
 
-    def waits(self, number: int) -> None:
+    def mark_waiting(self, number: int) -> None:
         """The scheduler has it, and has not launched it."""
         self.page.discard(number)
 
@@ -624,7 +626,7 @@ class Simulated:
 
     def end(self, number: int) -> None:
         del self.unfinished[number]
-        self.here.pop(number, None)
+        self.started.pop(number, None)
         self.page.discard(number)
         self._start(self.quarantine.end(number))
 
@@ -633,7 +635,7 @@ class Simulated:
         self.verdicts.judge(
             self.page.clear(), alone, None if named is None else (named, {"message": "stuck"}), "killed"
         )
-        self.here.clear()
+        self.started.clear()
         self.quarantine, self.page = Quarantine(self.verdicts.suspects), StatusPage(os.dup(self.page.fd))
         for number, after in list(self.unfinished.items()):  # clients resubmit in order
             if number in self.verdicts.culprits:
@@ -658,14 +660,14 @@ def test_suspects_run_alone_and_the_culprit_never_again() -> None:
     world = Simulated()
     for number in (1, 2, 3, 4):
         world.submit(number, set())
-    world.waits(4)
-    assert list(world.here) == [1, 2, 3, 4]
+    world.mark_waiting(4)
+    assert list(world.started) == [1, 2, 3, 4]
     world.die()
-    assert list(world.here) == [1] and sorted(world.verdicts.suspects) == [1, 2, 3]
+    assert list(world.started) == [1] and sorted(world.verdicts.suspects) == [1, 2, 3]
     world.end(1)
-    assert list(world.here) == [2]
+    assert list(world.started) == [2]
     world.die()
-    assert world.lost == {2} and list(world.here) == [3, 4]  # The culprit is known: there are no suspects.
+    assert world.lost == {2} and list(world.started) == [3, 4]  # The culprit is known: there are no suspects.
 
 
 def test_a_named_culprit_makes_no_suspects() -> None:
@@ -673,7 +675,7 @@ def test_a_named_culprit_makes_no_suspects() -> None:
     for number in (1, 2):
         world.submit(number, set())
     world.die(named=1)
-    assert world.lost == {1} and list(world.here) == [2]
+    assert world.lost == {1} and list(world.started) == [2]
 
 
 def test_a_death_without_a_running_request_keeps_earlier_suspects() -> None:
@@ -736,16 +738,16 @@ def test_requests_start_in_order_whatever_thread_starts_them() -> None:
     process: Any = object.__new__(device_process.DeviceProcess)
     process._lock, process._page, process._quarantine = threading.RLock(), StatusPage(), Quarantine()
     started: list[int] = []
-    begun = threading.Event()
+    has_begun = threading.Event()
 
     def slow() -> None:
-        begun.set()
+        has_begun.set()
         time.sleep(0.2)
         started.append(1)
 
     thread = threading.Thread(target=process._start, args=(lambda: [slow],))
     thread.start()
-    assert begun.wait(HANG_SECONDS)
+    assert has_begun.wait(HANG_SECONDS)
     process._start(lambda: [lambda: started.append(2)])
     thread.join(HANG_SECONDS)
     assert started == [1, 2]
@@ -789,22 +791,22 @@ def test_innocent_requests_survive_whatever_ends_the_device_process(seed: int) -
             world.submit(submitted, {n for n in world.unfinished if chance.random() < 0.05})
         elif submitted == 25 and not world.unfinished:
             break
-        ready = [n for n in world.here if not world.unfinished[n] & world.unfinished.keys()]
+        ready = [n for n in world.started if not world.unfinished[n] & world.unfinished.keys()]
         if not ready:
             continue
-        one = ready[chance.integers(min(3, len(ready)))]
-        if one not in launched and chance.random() < 0.5:
-            world.waits(one) if world.quarantine.alone != one else None
-            launched.add(one)
-            world.launch(one)
-        if one in killers and chance.random() < 0.3:
+        chosen = ready[chance.integers(min(3, len(ready)))]
+        if chosen not in launched and chance.random() < 0.5:
+            world.mark_waiting(chosen) if world.quarantine.alone != chosen else None
+            launched.add(chosen)
+            world.launch(chosen)
+        if chosen in killers and chance.random() < 0.3:
             deaths += 1
             launched.clear()
-            world.launch(one)
+            world.launch(chosen)
             world.die()
-        elif one in launched and one not in killers and chance.random() < 0.5:
-            ended.add(one)
-            world.end(one)
+        elif chosen in launched and chosen not in killers and chance.random() < 0.5:
+            ended.add(chosen)
+            world.end(chosen)
     assert not world.unfinished, "some requests wait"
     assert world.lost == killers - world.cancelled and not ended & killers
     assert ended | world.lost | world.cancelled == set(range(1, 26)) and deaths <= 2 * len(killers) + 1
@@ -838,7 +840,7 @@ core = nothing(policy=nothing(name="p"), limit=2, executor=executor,
 class Runner:
     def __init__(self, log): self.log, self.done = log, False
     def cancel(self, handle):
-        if handle.name != "stays": handle.request.end(handle.k, None, True)
+        if handle.name != "ignore_cancel": handle.request.end(handle.k, None, True)
         return True
     def state_of(self, handle): return State.RUNNING if handle.launched else State.WAITING
 class Running:
@@ -986,18 +988,18 @@ def test_cancelling_and_order(make: Made) -> None:
     service = make()
     x = np.zeros(8)
     with connect(service.path) as client:
-        waiting = client.submit(waits[8], x)
+        waiting = client.submit(wait_forever[8], x)
         until(waiting.running)
         with pytest.raises(FutureTimeout):
             waiting.result(0.05)
-        late = client.submit(double[8], x, after=waiting)
+        delayed = client.submit(double[8], x, after=waiting)
         free = client.submit(double[8], x)
         assert client.submit(double[8], x, after=[free]).result(HANG_SECONDS) is None
-        assert late.state.value == "waiting" and not late.done()
+        assert delayed.state.value == "waiting" and not delayed.done()
         assert waiting.cancel() and not free.cancel()
-        for one in (waiting, late):
+        for handle in (waiting, delayed):
             with pytest.raises(CancelledError):
-                one.result(HANG_SECONDS)
+                handle.result(HANG_SECONDS)
         rules = [e.why.get("rule") for e in client.log() if e.kind == "cancel"]
         assert rules == [None, "a task before it did not succeed"]
         failed = client.submit(fails[8], x)
@@ -1006,8 +1008,8 @@ def test_cancelling_and_order(make: Made) -> None:
             with pytest.raises(CancelledError):
                 client.submit(double[8], x, after=before).result(HANG_SECONDS)
         for odd in (failed, "handle", 3):
-            with connect(service.path) as other, pytest.raises((errors.ArgumentError, TypeError)):
-                other.submit(double[8], x, after=odd)
+            with connect(service.path) as other_client, pytest.raises((errors.ArgumentError, TypeError)):
+                other_client.submit(double[8], x, after=odd)
 
 
 def test_a_closed_socket_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -1053,9 +1055,9 @@ def test_the_status_of_a_service_needs_no_turns(
     monkeypatch.setenv("WARPWELL_TURNS", "/proc/nothing")
     service = make()
     assert main(["sched", "status", "--socket", str(service.path)]) == 0
-    told = capsys.readouterr()
-    assert str(service.path) in told.out.replace("\n", "")
-    assert "name another folder in WARPWELL_TURNS" in " ".join(told.err.split())
+    output = capsys.readouterr()
+    assert str(service.path) in output.out.replace("\n", "")
+    assert "name another folder in WARPWELL_TURNS" in " ".join(output.err.split())
     assert main(["sched", "status", "--socket", str(service.path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["turns"] == [] and "WARPWELL_TURNS" in found["turns_unknown"]
@@ -1066,7 +1068,7 @@ def test_the_status_of_a_service_needs_no_turns(
 
 def test_a_handle_of_a_service_is_no_use_to_a_forked_child(make: Made) -> None:
     with connect(make().path) as client:
-        waiting = client.submit(waits[8], np.zeros(8))
+        waiting = client.submit(wait_forever[8], np.zeros(8))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: it is what is tested
             child = os.fork()
@@ -1093,12 +1095,12 @@ def test_a_handle_of_a_service_is_no_use_to_a_forked_child(make: Made) -> None:
 def test_what_is_in_flight_when_the_device_process_dies(make: Made) -> None:
     service = make()
     x, y = np.arange(4), np.arange(4)
-    with connect(service.path) as client, connect(service.path, tenant="other") as other:
+    with connect(service.path) as client, connect(service.path, tenant="other") as other_client:
         device = client.to_device(np.arange(3))
         first = pid_of(client)
-        uses = client.submit(waits[4], device)
+        uses = client.submit(wait_forever[4], device)
         until(uses.running)
-        killer = other.submit(kills[4], y)
+        killer = other_client.submit(kills[4], y)
         with pytest.raises(errors.TaskLostError, match=r"because of task 'kills': it exited with status 9"):
             killer.result(HANG_SECONDS)  # It ran twice, the second time alone.
         with pytest.raises(errors.TaskLostError, match="to_device"):
@@ -1107,18 +1109,18 @@ def test_what_is_in_flight_when_the_device_process_dies(make: Made) -> None:
             with pytest.raises(errors.TaskLostError, match="to_device"):
                 use()
         device.free()
-        innocent = client.submit(waits[4], x)
+        innocent = client.submit(wait_forever[4], x)
         assert client.submit(double[4], y).result(HANG_SECONDS) is None and y.tolist() == [0, 2, 4, 6]
         assert client.status()["owner_restarts"] == 2 and pid_of(client) != first
-        assert [(e.kind, e.name) for e in other.log() if e.kind == "lost"] == [("lost", "kills")]
-        stuck = other.submit(sticks[4], x)
+        assert [(e.kind, e.name) for e in other_client.log() if e.kind == "lost"] == [("lost", "kills")]
+        stuck = other_client.submit(sticks[4], x)
         with pytest.raises(errors.StallError, match="it was stuck"):
             stuck.result(HANG_SECONDS)
         until(innocent.running)
         assert client.status()["owner_restarts"] == 3  # An innocent request does not run alone if the culprit is known.
         assert innocent.cancel()
         with pytest.raises(errors.TaskLostError, match=r"because of task 'aborts': it exited with status 9"):
-            other.submit(aborts[4], np.zeros(4)).result(HANG_SECONDS)
+            other_client.submit(aborts[4], np.zeros(4)).result(HANG_SECONDS)
 
 
 def test_results_are_not_repeated_and_order_is_kept_after_a_death(make: Made) -> None:
@@ -1127,9 +1129,9 @@ def test_results_are_not_repeated_and_order_is_kept_after_a_death(make: Made) ->
     with connect(service.path) as client:
         done = client.submit(double[4], x)
         done.result(HANG_SECONDS)
-        blocker = client.submit(waits[4], np.zeros(4))
+        blocker = client.submit(wait_forever[4], np.zeros(4))
         behind = client.submit(double[4], y, after=[blocker, done])
-        cancelled = client.submit(stays[4], np.zeros(4))
+        cancelled = client.submit(ignore_cancel[4], np.zeros(4))
         until(lambda: cancelled.running() and blocker.running())
         assert cancelled.cancel() and not cancelled.done()
         os.kill(pid_of(client), signal.SIGKILL)
@@ -1152,7 +1154,7 @@ def test_many_requests_survive_a_death(make: Made) -> None:
     service = make()
     arrays = [np.full(3, k) for k in range(150)]
     with connect(service.path) as client, connect(service.path, tenant="watcher") as watcher:
-        gate = client.submit(waits[1], np.zeros(1))
+        gate = client.submit(wait_forever[1], np.zeros(1))
         handles = [client.submit(double[3], array, after=gate) for array in arrays[::3]]
         until(gate.running)
         os.kill(pid_of(watcher), signal.SIGKILL)
@@ -1277,87 +1279,90 @@ def test_a_slow_reader_is_dropped_and_delays_no_one(make: Made) -> None:
     service = make()
     connection = greeted(service)
     x = np.ones(4)
-    with connect(service.path, tenant="other") as other:
+    with connect(service.path, tenant="other") as other_client:
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             for call in range(1, 1_000_000):
                 try:
                     connection.send({"type": "metrics", "call": call}, wait=False)
                 except BlockingIOError:
-                    assert other.submit(double[4], x).result(HANG_SECONDS) is None
-        until(lambda: other.status()["clients"] == 1)
-        assert other.status()["held_bytes"] == 0
+                    assert other_client.submit(double[4], x).result(HANG_SECONDS) is None
+        until(lambda: other_client.status()["clients"] == 1)
+        assert other_client.status()["held_bytes"] == 0
     connection.close()
 
 
 def test_a_tenant_may_hold_a_maximum(make: Made) -> None:
     service = make(max_held=10_000)
-    with connect(service.path, tenant="a") as one, connect(service.path, tenant="a") as two:
-        handle = one.submit(waits[1], np.zeros(1000))
-        for client in (one, two):
+    with connect(service.path, tenant="a") as first_client, connect(service.path, tenant="a") as two:
+        handle = first_client.submit(wait_forever[1], np.zeros(1000))
+        for client in (first_client, two):
             with pytest.raises(errors.QuotaError, match="tenant 'a' has 8000 bytes"):
-                client.submit(waits[1], np.zeros(1000))
+                client.submit(wait_forever[1], np.zeros(1000))
             with pytest.raises(errors.QuotaError):
                 client.to_device(np.zeros(1000))
-        with connect(service.path, tenant="b") as other:
-            assert other.submit(double[1], np.zeros(1000)).result(HANG_SECONDS) is None
-            until(lambda: other.status()["held_bytes"] == 8000)  # the client has the result before its input is freed
-            there = other.to_device(np.zeros(1000))
+        with connect(service.path, tenant="b") as other_client:
+            assert other_client.submit(double[1], np.zeros(1000)).result(HANG_SECONDS) is None
+            until(lambda: other_client.status()["held_bytes"] == 8000)  # the result arrives before its input is freed
+            on_device = other_client.to_device(np.zeros(1000))
             with pytest.raises(errors.QuotaError, match="tenant 'b' has 8000 bytes"):
-                there.numpy()
+                on_device.numpy()
         assert handle.cancel()
-        until(lambda: one.status()["held_bytes"] == 0)
-        one.to_device(np.zeros(1000))
+        until(lambda: first_client.status()["held_bytes"] == 0)
+        first_client.to_device(np.zeros(1000))
         with pytest.raises(errors.ArgumentError, match="for tenant 'a'"):
-            one.submit(double[1], np.zeros(1), tenant="b")
+            first_client.submit(double[1], np.zeros(1), tenant="b")
 
 
 def test_a_client_that_connects_again_has_what_was_not_freed(make: Made) -> None:
     service = make(max_held=10_000)
-    with connect(service.path, tenant="b") as other:
-        with connect(service.path, tenant="a") as one:
-            handle = one.submit(stays[1], np.zeros(1000))  # It does not end when it is cancelled.
+    with connect(service.path, tenant="b") as other_client:
+        with connect(service.path, tenant="a") as first_client:
+            handle = first_client.submit(ignore_cancel[1], np.zeros(1000))  # It does not end when it is cancelled.
             until(lambda: handle.state.value == "running")
-            one.close(cancel=True)
-        until(lambda: other.status()["requests"] == 0)
-        assert other.status()["held_bytes"] == 8000
+            first_client.close(cancel=True)
+        until(lambda: other_client.status()["requests"] == 0)
+        assert other_client.status()["held_bytes"] == 8000
         with connect(service.path, tenant="a") as again:
             with pytest.raises(errors.QuotaError, match="tenant 'a' has 8000 bytes"):
                 again.submit(double[1], np.zeros(1000))
             os.kill(pid_of(again), signal.SIGKILL)
             assert again.submit(double[1], np.zeros(1000)).result(HANG_SECONDS) is None
-            assert other.status()["held_bytes"] == 0
+            assert other_client.status()["held_bytes"] == 0
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_nothing_is_held_for_clients_that_are_gone(make: Made, rounds: int) -> None:
-    """Whatever clients and device processes do in which order: in the end no client holds anything."""
+    """After random acts of clients, and deaths of device processes, the service holds nothing for any client."""
     service = make(max_held=600_000)
 
     def client(number: int) -> None:
         chance = np.random.default_rng((rounds, number))
         for _ in range(rounds):
-            there: list[Any] = []
+            on_device: list[Any] = []
             handles: list[Any] = []
-            with contextlib.suppress(errors.WarpwellError), connect(service.path, tenant="ab"[number % 2]) as mine:
+            with (
+                contextlib.suppress(errors.WarpwellError),
+                connect(service.path, tenant="ab"[number % 2]) as connection,
+            ):
 
-                def some() -> NDArray[Any]:
+                def random_array() -> NDArray[Any]:
                     return np.zeros(int(chance.integers(1, 30_000)))
 
                 acts: list[Callable[[], Any]] = [
-                    lambda: there.append(mine.to_device(some())),
-                    lambda: there.pop().free(),
-                    lambda: there[-1].numpy(),
-                    lambda: handles.append(mine.submit(waits[4], some())),
-                    lambda: handles.append(mine.submit(double[4], there[-1])),
+                    lambda: on_device.append(connection.to_device(random_array())),
+                    lambda: on_device.pop().free(),
+                    lambda: on_device[-1].numpy(),
+                    lambda: handles.append(connection.submit(wait_forever[4], random_array())),
+                    lambda: handles.append(connection.submit(double[4], on_device[-1])),
                     lambda: handles.pop().cancel(),
-                    lambda: mine.submit_many([(double[4], some())] * 3).result(HANG_SECONDS),
-                    lambda: mine.log(),
-                    lambda: mine.submit(kills[4], some()) if chance.random() < 0.1 else None,
+                    lambda: connection.submit_many([(double[4], random_array())] * 3).result(HANG_SECONDS),
+                    lambda: connection.log(),
+                    lambda: connection.submit(kills[4], random_array()) if chance.random() < 0.1 else None,
                 ]
                 for _ in range(12):
                     with contextlib.suppress(errors.WarpwellError, CancelledError, IndexError, FutureTimeout):
                         acts[chance.integers(len(acts))]()
-                mine.close(cancel=True)
+                connection.close(cancel=True)
 
     threads = [threading.Thread(target=client, args=(n,)) for n in range(6)]
     for thread in threads:
@@ -1406,7 +1411,7 @@ def test_users_of_a_group_are_tenants_with_kernels_that_were_allowed(
                 guest.submit(double[4], x)
             named["module"] = "warpwell.scheduler"
             assert guest.submit(double[4], x).result(HANG_SECONDS) is None
-            # what others do is not his business
+            # A guest sees only events of its own tenant.
             assert {e.tenant for e in guest.log()} == {"guest"} and "mine" not in guest.metrics()
             assert {e.tenant for e in own.log()} == {"guest", "mine"} and 'tenant="mine"' in own.metrics()
         pretend(monkeypatch, foreign + 1)
@@ -1455,7 +1460,7 @@ def test_a_service_that_dies_or_stops_is_noticed(make: Made, tmp_path: Path) -> 
         connect(tmp_path / "absent" / "s.sock")
     service = make()
     client = connect(service.path)
-    handle = client.submit(waits[4], np.zeros(4))
+    handle = client.submit(wait_forever[4], np.zeros(4))
     service.close()
     with pytest.raises(errors.ServiceError, match="was stopped"):
         handle.result(HANG_SECONDS)
@@ -1513,7 +1518,7 @@ def test_a_service_that_is_silent_is_noticed(tmp_path: Path) -> None:
     listener, thread = answers(path, serve)
     with listener:
         client = connect(path, timeout=0.3)
-        handle = client.submit(waits[4], np.zeros(4))
+        handle = client.submit(wait_forever[4], np.zeros(4))
         with pytest.raises(errors.ServiceError, match=r"did not send 'hello' within 0\.3 s"):
             handle.result(HANG_SECONDS)
         with pytest.raises(errors.ServiceError):
@@ -1549,11 +1554,11 @@ def test_requests_that_must_not_run_again_are_not_sent_again(tmp_path: Path) -> 
     listener, first = answers(tmp_path / "s.sock", serve)
     with listener:
         client = connect(tmp_path / "s.sock", timeout=HANG_SECONDS)
-        one = client.submit(waits[4], np.zeros(4))
-        two = client.submit(waits[4], np.zeros(4))
-        three = client.submit(waits[4], np.zeros(4), after=one)
-        four = client.submit(waits[4], np.zeros(4), after=two)
-        assert isinstance(one.exception(HANG_SECONDS), errors.KernelError)
+        first_handle = client.submit(wait_forever[4], np.zeros(4))
+        two = client.submit(wait_forever[4], np.zeros(4))
+        three = client.submit(wait_forever[4], np.zeros(4), after=first_handle)
+        four = client.submit(wait_forever[4], np.zeros(4), after=two)
+        assert isinstance(first_handle.exception(HANG_SECONDS), errors.KernelError)
         first.join(HANG_SECONDS)
         second = threading.Thread(target=lambda: serve_again(Connection(listener.accept()[0], "the client")))
         second.start()
@@ -1681,10 +1686,10 @@ def test_places_where_a_service_does_not_listen(make: Made, tmp_path: Path) -> N
         make(path=tmp_path / "link" / "s.sock")
     with pytest.raises(errors.ArgumentError, match="too long for a socket"):
         make(path=tmp_path / ("x" * 200))
-    with pytest.raises(errors.ArgumentError, match="unknown group 'nobody-has-this'"):
-        make(group="nobody-has-this")
-    with pytest.raises(errors.ArgumentError, match="unknown user 'nobody-has-this'"):
-        make(users={"nobody-has-this": "t"})
+    with pytest.raises(errors.ArgumentError, match="unknown group 'no-such-name'"):
+        make(group="no-such-name")
+    with pytest.raises(errors.ArgumentError, match="unknown user 'no-such-name'"):
+        make(users={"no-such-name": "t"})
 
 
 def test_a_service_replaces_no_file_by_its_socket(make: Made, tmp_path: Path) -> None:
@@ -1729,20 +1734,20 @@ def test_where_a_service_of_this_user_listens(tmp_path: Path, monkeypatch: pytes
 def test_callbacks_and_forks(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     service = make()
     with connect(service.path) as client:
-        seen: list[str] = []
+        reports: list[str] = []
 
         def callback(handle: Any) -> None:
             try:
                 client.status()
             except errors.SchedulerError as error:
-                seen.append(str(error))
-            seen.append(handle.state.value)
+                reports.append(str(error))
+            reports.append(handle.state.value)
 
-        handle = client.submit(waits[4], np.zeros(4))
+        handle = client.submit(wait_forever[4], np.zeros(4))
         handle.add_done_callback(callback)  # before its end, so that the thread that receives calls it
         assert handle.cancel()
-        until(lambda: len(seen) == 2)
-        assert "must not wait" in seen[0] and seen[1] == "cancelled"
+        until(lambda: len(reports) == 2)
+        assert "must not wait" in reports[0] and reports[1] == "cancelled"
         monkeypatch.setattr(os, "getpid", lambda: 1)
         with pytest.raises(errors.ForkError):
             client.submit(double[4], np.zeros(4))
@@ -1780,8 +1785,8 @@ def test_connections_without_a_hello_keep_no_one_out(make: Made, monkeypatch: py
 
 def test_a_late_hello_is_refused(make: Made) -> None:
     service = make(patience=0.3)
-    with opened(service) as late:
-        assert b"did not send 'hello' within 0.3 s" in late.recv(1 << 16) and late.recv(1) == b""
+    with opened(service) as silent_socket:
+        assert b"did not send 'hello' within 0.3 s" in silent_socket.recv(1 << 16) and silent_socket.recv(1) == b""
 
 
 def test_clients_of_one_tenant_leave_room_for_others(make: Made) -> None:
@@ -1834,10 +1839,12 @@ def test_options_are_refused_as_a_scheduler_does_it(make: Made) -> None:
 
 def test_numpy_reads_an_array_of_a_service(make: Made) -> None:
     with connect(make().path) as client:
-        there = client.to_device(np.arange(3))
-        assert np.array_equal(np.asarray(there), [0, 1, 2]) and np.asarray(there, np.float32).dtype == np.float32
+        on_device = client.to_device(np.arange(3))
+        assert (
+            np.array_equal(np.asarray(on_device), [0, 1, 2]) and np.asarray(on_device, np.float32).dtype == np.float32
+        )
         with pytest.raises(ValueError, match="copy"):
-            np.array(there, copy=False)
+            np.array(on_device, copy=False)
 
 
 def test_the_socket_is_known_as_unfinished_until_it_is_removed(make: Made, tmp_path: Path) -> None:
@@ -1860,13 +1867,13 @@ def test_a_device_process_that_cannot_be_started_is_a_failed_start(make: Made, m
 
     monkeypatch.setattr(subprocess, "Popen", start)
     with connect(service.path) as client:
-        handle = client.submit(waits[4], np.zeros(4))
+        handle = client.submit(wait_forever[4], np.zeros(4))
         until(handle.running)
         os.kill(pid_of(client), signal.SIGKILL)
         until(lambda: not left[0] and handle.running())  # in the next one
         assert handle.cancel()
         left[0] = 1000
-        handle = client.submit(waits[4], np.zeros(4))
+        handle = client.submit(wait_forever[4], np.zeros(4))
         os.kill(pid_of(client), signal.SIGKILL)
         with pytest.raises(
             errors.ServiceError, match="failed to restart: it could not be started: Too many open files"
@@ -1879,7 +1886,7 @@ def test_a_stopped_device_process_is_killed(make: Made) -> None:
     service = make()
     service._silence = 2.0
     with connect(service.path, timeout=2.0) as client:
-        handle = client.submit(waits[4], np.zeros(4))
+        handle = client.submit(wait_forever[4], np.zeros(4))
         os.kill(pid_of(client), signal.SIGSTOP)
         until(lambda: client.status()["owner_restarts"] == 1)
         until(handle.running)
@@ -1898,7 +1905,7 @@ def test_interrupted_submissions_leave_nothing_that_runs(make: Made, monkeypatch
         with monkeypatch.context() as patch:
             patch.setattr(client_module.PendingCall, "result", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                client.submit_many([(waits[4], np.zeros(4)), (double[4], np.zeros(4))])
+                client.submit_many([(wait_forever[4], np.zeros(4)), (double[4], np.zeros(4))])
         until(lambda: client.status()["requests"] == 0)
         until(lambda: not client._calls)
         x = np.arange(4)
@@ -1907,15 +1914,15 @@ def test_interrupted_submissions_leave_nothing_that_runs(make: Made, monkeypatch
 
 def test_an_answer_that_is_too_large_is_an_error(make: Made, tmp_path: Path) -> None:
     service = make(max_message=10_000)
-    kept = tmp_path / "log.jsonl"
-    kept.write_text("earlier\n")
+    log_path = tmp_path / "log.jsonl"
+    log_path.write_text("earlier\n")
     with connect(service.path) as client:
-        waiting = client.submit(waits[4], np.zeros(4))
+        waiting = client.submit(wait_forever[4], np.zeros(4))
         client.submit_many([(double[4], np.zeros(4)) for _ in range(100)]).result(HANG_SECONDS)
         with pytest.raises(errors.MessageSizeError, match="--max-message"):
             client.log()
-        assert main(["sched", "status", "--socket", str(service.path), "--log", str(kept)]) != 0
-        assert kept.read_text() == "earlier\n"
+        assert main(["sched", "status", "--socket", str(service.path), "--log", str(log_path)]) != 0
+        assert log_path.read_text() == "earlier\n"
         assert waiting.state.value == "running" and waiting.cancel()
 
 
@@ -1952,14 +1959,14 @@ def test_arrays_that_are_refused_are_not_counted(make: Made) -> None:
 
 def test_arrays_on_the_device_may_be_freed_while_suspects_run(make: Made) -> None:
     service = make()
-    with connect(service.path) as client, connect(service.path) as other:
-        suspect = other.submit(waits[4], np.zeros(4))
+    with connect(service.path) as client, connect(service.path) as other_client:
+        suspect = other_client.submit(wait_forever[4], np.zeros(4))
         until(suspect.running)
-        os.kill(pid_of(other), signal.SIGKILL)
+        os.kill(pid_of(other_client), signal.SIGKILL)
         until(lambda: client.status()["owner_restarts"] == 1 and suspect.running())
-        there = client.to_device(np.ones(4))
-        handle = client.submit(double[4], there)
-        there.free()
+        on_device = client.to_device(np.ones(4))
+        handle = client.submit(double[4], on_device)
+        on_device.free()
         assert not handle.done() and suspect.cancel()
         assert handle.result(HANG_SECONDS) is None
         until(lambda: client.status()["held_bytes"] == 0)
@@ -1967,7 +1974,7 @@ def test_arrays_on_the_device_may_be_freed_while_suspects_run(make: Made) -> Non
 
 def test_a_client_connects_again_while_its_request_runs_alone(make: Made) -> None:
     service = make()
-    kernel = {"path": "/k.py", "name": "stays", "sha256": 64 * "0"}
+    kernel = {"path": "/k.py", "name": "ignore_cancel", "sha256": 64 * "0"}
 
     def submit(connection: Connection, name: str) -> None:
         tasks = [{"kernel": {**kernel, "name": name}, "shape": [1], "arguments": [["int", 1]]}]
@@ -1975,22 +1982,22 @@ def test_a_client_connects_again_while_its_request_runs_alone(make: Made) -> Non
         with connection.receive() as reply:
             assert reply.kind == "reply" and "error" not in reply.header
 
-    with connect(service.path, tenant="other") as other:
+    with connect(service.path, tenant="other") as other_client:
         first = greeted(service)
         (session,) = (client.session for client in service._clients.values() if client.tenant == "default")
-        submit(first, "stays")
-        until(lambda: any(e.kind == "launch" for e in other.log()))
-        os.kill(pid_of(other), signal.SIGKILL)
-        until(lambda: other.status()["owner_restarts"] == 1)
+        submit(first, "ignore_cancel")
+        until(lambda: any(e.kind == "launch" for e in other_client.log()))
+        os.kill(pid_of(other_client), signal.SIGKILL)
+        until(lambda: other_client.status()["owner_restarts"] == 1)
         second = greeted(service, session=session)
-        submit(second, "stays")
-        until(lambda: any(e.kind == "launch" for e in other.log()))
+        submit(second, "ignore_cancel")
+        until(lambda: any(e.kind == "launch" for e in other_client.log()))
         third = greeted(service, session=session)  # The device process lives, and the first run does not end.
         submit(third, "double")
         third.sock.settimeout(20.0)
         with third.receive() as ended:
             assert ended.kind == "ended" and ended.header["changed"] == []
-        assert other.submit(double[4], np.zeros(4)).result(HANG_SECONDS) is None
+        assert other_client.submit(double[4], np.zeros(4)).result(HANG_SECONDS) is None
         for connection in (first, second, third):
             connection.close()
 
@@ -2029,7 +2036,7 @@ def test_requests_that_are_refused_when_they_are_resubmitted_end(tmp_path: Path)
 
     listener, first = answers(tmp_path / "s.sock", serve)
     with listener, connect(tmp_path / "s.sock", timeout=HANG_SECONDS) as client:
-        handle = client.submit(waits[4], np.zeros(4))
+        handle = client.submit(wait_forever[4], np.zeros(4))
         first.join(HANG_SECONDS)
         second = resumed(listener, refuse)
         with pytest.raises(errors.QuotaError, match="too much"):
@@ -2084,7 +2091,7 @@ def test_a_device_process_may_pause_while_a_client_resubmits(tmp_path: Path) -> 
 
     listener, first = answers(tmp_path / "s.sock", serve)
     with listener, connect(tmp_path / "s.sock", timeout=0.5) as client:
-        handles = [client.submit(waits[4], np.zeros(4)) for _ in range(count)]
+        handles = [client.submit(wait_forever[4], np.zeros(4)) for _ in range(count)]
         second = resumed(listener, pause)
         first.join(HANG_SECONDS)
         for handle in handles:
@@ -2114,8 +2121,8 @@ def test_a_request_that_a_callback_has_cancelled_is_not_sent_again(tmp_path: Pat
 
     listener, first = answers(tmp_path / "s.sock", serve)
     with listener, connect(tmp_path / "s.sock", timeout=HANG_SECONDS) as client:
-        one, two = (client.submit(waits[4], np.zeros(4)) for _ in range(2))
-        one.add_done_callback(lambda _: two.cancel())
+        first_handle, two = (client.submit(wait_forever[4], np.zeros(4)) for _ in range(2))
+        first_handle.add_done_callback(lambda _: two.cancel())
         second = threading.Thread(target=lambda: (first.join(HANG_SECONDS), resumed(listener, serve_again).join()))
         second.start()
         assert two.state.value == "running"

@@ -132,10 +132,10 @@ def long_task(client: Client, kernels: Any, seconds: float = 1.5) -> tuple[Any, 
     """Submit a task of many blocks that takes about `seconds`, and wait until it runs."""
     x, y = np.arange(64 * 256), np.zeros(64 * 256, np.int64)
     rounds = int(seconds * 30_000)
-    wanted = kernels.mixed(x, y, rounds)
+    expected = kernels.mixed(x, y, rounds)
     handle = client.submit(kernels.mix[x.size], x, y, rounds)
     until(lambda: handle.running() or handle.done())
-    return handle, y, wanted
+    return handle, y, expected
 
 
 def launches(client: Client) -> int:
@@ -146,13 +146,13 @@ def caught_task(client: Client, kernels: Any) -> tuple[Any, Any, Any, int]:
     """Stop the device process in the middle of a task, on any machine; return its process number, too."""
     for seconds in (1.5, 6.0, 24.0):
         before = launches(client)
-        handle, y, wanted = long_task(client, kernels, seconds)
+        handle, y, expected = long_task(client, kernels, seconds)
         until(lambda: launches(client) > before)
         pid = client.status()["owner_pid"]
         os.kill(pid, signal.SIGSTOP)
         time.sleep(0.2)  # Results that it had sent before have arrived.
         if not handle.done():
-            return handle, y, wanted, pid
+            return handle, y, expected, pid
         os.kill(pid, signal.SIGCONT)
     raise AssertionError("every task ended before its device process could be stopped")
 
@@ -184,9 +184,9 @@ def test_several_processes_submit(service: Service, script: Path) -> None:
 
 def test_arrays_that_stay_on_the_device_and_requests_in_order(client: Client, kernels: Any) -> None:
     x = np.arange(1000)
-    there = client.to_device(x)
-    client.submit_many([(kernels.double[1000], a) for a in (there, there, x)]).result(BOUND)
-    assert np.array_equal(there.numpy(), 4 * np.arange(1000)) and np.array_equal(x, 2 * np.arange(1000))
+    on_device = client.to_device(x)
+    client.submit_many([(kernels.double[1000], a) for a in (on_device, on_device, x)]).result(BOUND)
+    assert np.array_equal(on_device.numpy(), 4 * np.arange(1000)) and np.array_equal(x, 2 * np.arange(1000))
 
 
 def test_clients_that_are_gone_leave_no_threads(service: Service) -> None:
@@ -203,11 +203,11 @@ def test_a_task_that_cannot_be_fails_alone(client: Client, kernels: Any, monkeyp
     named = references.reference(kernels.double)
     with monkeypatch.context() as patch:
         patch.setattr(references, "reference", lambda _: {**named, "name": "none"})
-        none = client.submit(kernels.double[10], x)
+        missing = client.submit(kernels.double[10], x)
         patch.setattr(references, "reference", lambda _: {**named, "sha256": "0" * 64})
         changed = client.submit(kernels.double[10], x)
     with pytest.raises(errors.SchedulerError, match="is not a kernel"):
-        none.result(BOUND)
+        missing.result(BOUND)
     with pytest.raises(errors.SchedulerError, match="it has changed"):
         changed.result(BOUND)
     bad = client.submit(kernels.double[10], 1.5)  # a number has no size
@@ -256,17 +256,20 @@ def other(x):
         x[i] *= 3
 """)
     slow, arrays = imported("slow", path), [np.arange(10) for _ in range(3)]
-    with connect(service.path, tenant="slow", timeout=HANG_SECONDS) as one, connect(service.path, tenant="x") as two:
-        first = one.submit(slow.k[10], arrays[0])
-        second = one.submit(slow.other[10], arrays[0], after=first)
-        third = one.submit(kernels.double[10], arrays[1])  # behind it, in order
+    with (
+        connect(service.path, tenant="slow", timeout=HANG_SECONDS) as first_client,
+        connect(service.path, tenant="x") as two,
+    ):
+        first = first_client.submit(slow.k[10], arrays[0])
+        second = first_client.submit(slow.other[10], arrays[0], after=first)
+        third = first_client.submit(kernels.double[10], arrays[1])  # behind it, in order
         same = two.submit(slow.k[10], arrays[2])
         until(count.exists)
         x = np.arange(10)
         for _ in range(3):
             client.submit(kernels.double[10], x).result(BOUND)
-        there = client.to_device(x)
-        assert there.numpy()[3] == 24 and not any(h.done() for h in (first, second, third, same))
+        on_device = client.to_device(x)
+        assert on_device.numpy()[3] == 24 and not any(h.done() for h in (first, second, third, same))
         assert first.state.value == "waiting"
         gate.write_text("")
         for handle in (first, second, third, same):
@@ -279,22 +282,22 @@ def test_what_stays_on_the_device_counts_for_its_tenant(tmp_path: Path, kernels:
     settings = {"a": {"memory": 9000}, "b": 1}
     with (
         Service(tmp_path / "run" / "s.sock", device="cpu", tenants=settings) as service,
-        connect(service.path, tenant="a", timeout=HANG_SECONDS) as one,
+        connect(service.path, tenant="a", timeout=HANG_SECONDS) as first_client,
         connect(service.path, tenant="b", timeout=HANG_SECONDS) as two,
     ):
-        first = one.to_device(np.arange(1000))
+        first = first_client.to_device(np.arange(1000))
         for _ in range(2):
             with pytest.raises(errors.TaskMemoryError, match="tenant 'a' may have 1000 more bytes"):
-                one.to_device(np.arange(200))
-        one.submit(kernels.double[1000], first).result(BOUND)  # counted once
+                first_client.to_device(np.arange(200))
+        first_client.submit(kernels.double[1000], first).result(BOUND)  # counted once
         with pytest.raises(errors.TaskMemoryError, match="its tenant may hold 9000"):
-            one.submit(kernels.double[2000], np.arange(2000), memory=0).result(BOUND)
+            first_client.submit(kernels.double[2000], np.arange(2000), memory=0).result(BOUND)
         two.submit(kernels.double[2000], np.arange(2000)).result(BOUND)
         first.free()
         second = None
         while second is None:  # The bytes are returned when the array is deleted there.
             with contextlib.suppress(errors.TaskMemoryError):
-                second = one.to_device(np.arange(1000))
+                second = first_client.to_device(np.arange(1000))
         assert second.numpy()[3] == 3
 
 
@@ -329,46 +332,46 @@ def test_a_client_that_is_killed_in_mid_task(service: Service, client: Client, s
 
 
 def test_a_device_process_that_is_killed_in_mid_task(client: Client, kernels: Any) -> None:
-    there = client.to_device(np.arange(10))
+    on_device = client.to_device(np.arange(10))
     before = client.status()  # A stopped process does not answer.
-    handle, y, wanted, pid = caught_task(client, kernels)
+    handle, y, expected, pid = caught_task(client, kernels)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(errors.TaskLostError):  # raised here or in the service, which may not have noticed the death
-        client.submit(kernels.double[10], there).result(BOUND)
+        client.submit(kernels.double[10], on_device).result(BOUND)
     handle.result(BOUND)
-    assert np.array_equal(y, wanted)  # It ran to its end once, although it was started twice.
+    assert np.array_equal(y, expected)  # It ran to its end once, although it was started twice.
     after = client.status()
     assert after["owner_restarts"] == before["owner_restarts"] + 1 and after["owner_pid"] != pid
     with pytest.raises(errors.TaskLostError, match="to_device"):
-        there.numpy()
+        on_device.numpy()
     kinds = [e.kind for e in client.log() if e.name == "mix"]
     assert kinds[-1] == "end" and kinds.count("launch") >= 1
 
 
 @pytest.mark.slow
 def test_a_kernel_that_ends_its_device_process(service: Service, client: Client, kernels: Any) -> None:
-    with connect(service.path, tenant="other", timeout=HANG_SECONDS) as other:
-        handle, y, wanted = long_task(other, kernels)
+    with connect(service.path, tenant="other", timeout=HANG_SECONDS) as other_client:
+        handle, y, expected = long_task(other_client, kernels)
         wild = client.submit(kernels.wild[1], np.zeros(4, np.int64), 1 << 44)
         with pytest.raises(errors.TaskLostError, match=r"because of task 'wild': it was killed by signal 11"):
             wild.result(BOUND)
         handle.result(BOUND)
-        assert np.array_equal(y, wanted)
+        assert np.array_equal(y, expected)
 
 
 def test_a_kernel_that_is_stuck(tmp_path: Path, kernels: Any) -> None:
     with (
         Service(tmp_path / "run" / "s.sock", device="cpu", stuck=2.0) as service,
         connect(service.path, timeout=HANG_SECONDS) as client,
-        connect(service.path, tenant="other", timeout=HANG_SECONDS) as other,
+        connect(service.path, tenant="other", timeout=HANG_SECONDS) as other_client,
     ):
         stuck = client.submit(kernels.forever[1], np.zeros(4, np.int64))
         until(stuck.running)
-        handle, y, wanted = long_task(other, kernels, 0.5)
+        handle, y, expected = long_task(other_client, kernels, 0.5)
         with pytest.raises(errors.StallError):
             stuck.result(BOUND)
         handle.result(BOUND)
-        assert np.array_equal(y, wanted)
+        assert np.array_equal(y, expected)
         assert client.status()["owner_restarts"] >= 1
         x = np.arange(10)
         assert client.submit(kernels.double[10], x).result(BOUND) is None and x[3] == 6
