@@ -38,6 +38,9 @@ MAX_TEXT = 1 << 16
 MAX_ARRAYS = 1024
 """Maximum number of arrays in a message."""
 
+MAX_DIMENSIONS = 32
+"""Maximum number of dimensions of an array."""
+
 MAX_BYTES = 1 << 30
 """Default of the maximum size of a message's arrays, in bytes."""
 
@@ -55,6 +58,9 @@ INT64 = range(-(1 << 63), 1 << 63)
 
 ITEMS = frozenset("|b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16".split())
 """Types of array items that can be sent: plain numbers."""
+
+Layout = list[tuple[np.dtype[Any], tuple[int, ...], int]]
+"""Dtype, shape and offset of each array in a memfd."""
 
 _ALIGNMENT = 64
 _CREDENTIALS = struct.Struct("3i")
@@ -79,7 +85,7 @@ class Message:
     """
 
     header: dict[str, Any]
-    layout: list[tuple[np.dtype[Any], tuple[int, ...], int]] = field(default_factory=list)
+    layout: Layout = field(default_factory=list)
     nbytes: int = 0
     size: int = 0
     fd: int = -1
@@ -172,7 +178,7 @@ class Connection:
         arrays = [_plain(array) for array in arrays]
         listed = [[array.dtype.str, list(array.shape)] for array in arrays]
         text = json.dumps({**header, "arrays": listed} if listed else header, separators=(",", ":")).encode()
-        _, nbytes = _offsets(arrays)
+        layout, nbytes = _layout(listed)
         if len(text) > MAX_TEXT or nbytes > self.max_bytes or len(arrays) > MAX_ARRAYS:
             raise errors.MessageSizeError(
                 f"a message of {len(arrays)} arrays, {nbytes} bytes and {len(text)} bytes of JSON is too large for "
@@ -181,14 +187,12 @@ class Connection:
             )
         if nbytes and not wait and not self.is_writable():  # Copying the arrays would be useless.
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        sealed = _seal(arrays) if nbytes else -1
-        try:
-            sent = [sealed] if sealed >= 0 else [fd] if fd >= 0 else []
-            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", sent[0]))] if sent else []
-            self.sock.sendmsg([text], ancillary, 0 if wait else socket.MSG_DONTWAIT)
-        finally:
-            if sealed >= 0:
-                os.close(sealed)
+        with contextlib.ExitStack() as stack:
+            if nbytes:
+                fd = _seal(arrays, layout, nbytes)
+                stack.callback(os.close, fd)
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))] if fd >= 0 else []
+            self.sock.sendmsg([text], rights, 0 if wait else socket.MSG_DONTWAIT)
 
     def receive(self, *, wait: bool = True) -> Message:
         """Return the next message.
@@ -225,7 +229,16 @@ class Connection:
                     f"{self.peer} sent a message of more than {MAX_TEXT} bytes or one descriptor: send less at a time"
                 )
             message.header = _parse(text, self.peer)
-            message.layout, message.nbytes = _layout(message.header.pop("arrays", []), self.max_bytes, self.peer)
+            try:
+                message.layout, message.nbytes = _layout(message.header.pop("arrays", []))
+                is_valid = len(message.layout) <= MAX_ARRAYS and message.nbytes <= self.max_bytes
+            except (TypeError, ValueError):
+                is_valid = False
+            if not is_valid:
+                raise errors.ServiceError(
+                    f"{self.peer} sent a list of arrays that is invalid or has more than {self.max_bytes} bytes: send "
+                    "less at a time, or start the service with a larger --max-message"
+                )
         except BaseException:
             message.close()
             raise
@@ -357,28 +370,19 @@ def profile_of(fields: Any) -> Profile | None:
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array as it is sent: in C order, little-endian."""
     dtype = array.dtype.newbyteorder("<")
-    if dtype.str not in ITEMS:
+    if dtype.str not in ITEMS or array.ndim > MAX_DIMENSIONS:
         raise errors.DTypeError(
-            f"an array of {array.dtype} cannot be sent to a service: use booleans, integers, floats or complex numbers"
+            f"an array of {array.dtype} with {array.ndim} dimensions cannot be sent to a service: use booleans, "
+            f"integers, floats or complex numbers in at most {MAX_DIMENSIONS} dimensions"
         )
     return np.ascontiguousarray(array, dtype).reshape(array.shape)
 
 
-def _offsets(arrays: Sequence[NDArray[Any]]) -> tuple[list[int], int]:
-    """Return the offset of each array in a memfd, and the size of the memfd."""
-    offsets, end = [], 0
-    for array in arrays:
-        offsets.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
-        end = offsets[-1] + array.nbytes
-    return offsets, end
-
-
-def _seal(arrays: Sequence[NDArray[Any]]) -> int:
+def _seal(arrays: Sequence[NDArray[Any]], layout: Layout, nbytes: int) -> int:
     """Return a sealed memfd with arrays."""
-    offsets, nbytes = _offsets(arrays)
     fd = os.memfd_create("warpwell-arrays", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        for array, offset in zip(arrays, offsets, strict=True):
+        for array, (_, _, offset) in zip(arrays, layout, strict=True):
             view = memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
             while view.nbytes:
                 written = os.pwrite(fd, view, offset)
@@ -401,23 +405,18 @@ def _parse(text: bytes, peer: str) -> dict[str, Any]:
     return header
 
 
-def _layout(listed: Any, max_bytes: int, peer: str) -> tuple[list[tuple[np.dtype[Any], tuple[int, ...], int]], int]:
-    """Return dtype, shape and offset of each array of a received list, and the bytes of all."""
-    layout: list[tuple[np.dtype[Any], tuple[int, ...], int]] = []
+def _layout(listed: Any) -> tuple[Layout, int]:
+    """Return dtype, shape and offset of each array of a list, and the size of their memfd in bytes.
+
+    Raise TypeError or ValueError if the list is invalid.
+    """
+    layout: Layout = []
     end = 0
-    valid = isinstance(listed, list) and len(listed) <= MAX_ARRAYS
-    for entry in listed if valid else ():
-        name, shape = entry if isinstance(entry, list) and len(entry) == 2 else ("", ())
-        valid = isinstance(name, str) and name in ITEMS and isinstance(shape, list) and len(shape) <= 32
-        valid = valid and all(type(n) is int and 0 <= n <= 1 << 48 for n in shape)
-        if not valid:
-            break
+    for name, shape in listed:
+        is_shape = isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS
+        if name not in ITEMS or not is_shape or not all(type(n) is int and 0 <= n <= 1 << 48 for n in shape):
+            raise ValueError(f"{name!r:.20} and {shape!r:.40} are not a dtype and a shape")
         offset = -(-end // _ALIGNMENT) * _ALIGNMENT
         layout.append((np.dtype(name), tuple(shape), offset))
         end = offset + np.dtype(name).itemsize * math.prod(shape)
-    if not valid or end > max_bytes:
-        raise errors.ServiceError(
-            f"{peer} sent a list of arrays that is invalid or has more than {max_bytes} bytes: send less at a time, or "
-            "start the service with a larger --max-message"
-        )
     return layout, end
