@@ -200,7 +200,7 @@ class Service:
             unfinished.add(self.path)
             self._page, self._selector = StatusPage(), selectors.DefaultSelector()
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
+            self._selector.register(self._wake, selectors.EVENT_READ, functools.partial(os.eventfd_read, self._wake))
             self._thread.start()
             if not self._ready.wait(timeout) or self.failure:
                 raise errors.ServiceError(
@@ -253,7 +253,7 @@ class Service:
         listener.listen(1024)
         listener.setblocking(False)
         self._listener = listener
-        os.eventfd_write(self._wake, 1)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
     # -- the thread of the service
 
@@ -271,13 +271,6 @@ class Service:
         finally:
             self._end()
 
-    def _woken(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
-        if self._listener is not None and self._stop_seconds is None:
-            with contextlib.suppress(KeyError):  # It is registered.
-                self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-
     def _end(self) -> None:
         """Refuse all clients, and end the device process."""
         if self._listener is not None:
@@ -287,12 +280,7 @@ class Service:
         if self._control is not None:
             with contextlib.suppress(OSError):
                 self._control.send({"type": "stop"}, wait=False)
-            assert self.process is not None
-            try:
-                self.process.wait(self._stop_seconds)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-            self._bury("")
+            self._bury("", self._stop_seconds or EXIT_SECONDS)
         if not self.failure:
             self.failure = _STOPPED
         self._ready.set()
@@ -450,8 +438,7 @@ class Service:
             return
         self._control = Connection(control, "the device process")
         self._starts += 1
-        verdicts = {"suspects": self._verdicts.suspects, "culprits": self._verdicts.culprits}
-        settings = json.dumps({**self._settings, **verdicts, "restarts": self._starts - 1})
+        settings = json.dumps({**self._settings, **vars(self._verdicts), "restarts": self._starts - 1})
         with contextlib.suppress(OSError):  # It has died.
             self._control.send({"type": "settings"}, [np.frombuffer(settings.encode(), np.uint8)])
         self._selector.register(control, selectors.EVENT_READ, self._take)
@@ -485,8 +472,8 @@ class Service:
         elif message.kind in ("fault", "refused"):
             self._fault = message.header
 
-    def _bury(self, reason: str) -> None:
-        """End a device process that has died, or that does not answer, and close the connections that it had."""
+    def _bury(self, reason: str, seconds: float = 2.0) -> None:
+        """End a device process that exits, or that does not answer, and close the connections that it had."""
         control, process = self._control, self.process
         if control is None or process is None:
             return
@@ -500,7 +487,7 @@ class Service:
         if reason:
             process.kill()
         try:
-            code = process.wait(2.0)
+            code = process.wait(seconds)
         except subprocess.TimeoutExpired:
             process.kill()
             code = process.wait()
