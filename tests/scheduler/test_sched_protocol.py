@@ -309,6 +309,11 @@ def ignore_cancel(x: Any) -> None:
 
 
 @ww.kernel
+def copies(x: Any, y: Any) -> None:
+    y[gpu.grid(1)] = x[gpu.grid(1)]
+
+
+@ww.kernel
 def sticks(x: Any) -> None:
     x[gpu.grid(1)] = 0
 
@@ -986,15 +991,15 @@ def test_results_come_into_the_callers_arrays(make: Made) -> None:
 
 def test_cancelling_and_order(make: Made) -> None:
     service = make()
-    x = np.zeros(8)
+    x, y = np.zeros(8), np.zeros(8)
     with connect(service.path) as client:
         waiting = client.submit(wait_forever[8], x)
         until(waiting.running)
         with pytest.raises(FutureTimeout):
             waiting.result(0.05)
-        delayed = client.submit(double[8], x, after=waiting)
-        free = client.submit(double[8], x)
-        assert client.submit(double[8], x, after=[free]).result(HANG_SECONDS) is None
+        delayed = client.submit(double[8], np.zeros(8), after=waiting)
+        free = client.submit(double[8], y)
+        assert client.submit(double[8], y, after=[free]).result(HANG_SECONDS) is None
         assert delayed.state.value == "waiting" and not delayed.done()
         assert waiting.cancel() and not free.cancel()
         for handle in (waiting, delayed):
@@ -1010,6 +1015,49 @@ def test_cancelling_and_order(make: Made) -> None:
         for odd in (failed, "handle", 3):
             with connect(service.path) as other_client, pytest.raises((errors.ArgumentError, TypeError)):
                 other_client.submit(double[8], x, after=odd)
+
+
+def test_requests_with_the_same_array_run_in_order(make: Made) -> None:
+    x, y = np.ones(8), np.ones(8)
+    with connect(make().path) as client:
+        handles = [client.submit(double[8], array) for _ in range(5) for array in (x, x[2:], y)]
+        for handle in handles:
+            handle.result(HANG_SECONDS)
+        assert x.tolist() == [32.0] * 2 + [1024.0] * 6 and y.tolist() == [32.0] * 8
+        waiting = client.submit(wait_forever[8], x)
+        later: list[Any] = []
+        thread = threading.Thread(target=lambda: later.append(client.submit(double[4], x[4:])))
+        thread.start()
+        assert client.submit(double[8], y).result(HANG_SECONDS) is None and not later
+        assert waiting.cancel()
+        thread.join(HANG_SECONDS)
+        later[0].result(HANG_SECONDS)
+        assert x[3:5].tolist() == [1024.0, 2048.0]
+        with pytest.raises(errors.IndexRangeError):
+            client.submit(fails[8], x).result(HANG_SECONDS)
+        until(lambda: not client._writers)
+
+
+def test_requests_that_read_the_same_array_run_together(make: Made) -> None:
+    with connect(make().path) as client:
+        x = np.ones(8)
+        handles = [client.submit(copies[8], x, np.zeros(8)) for _ in range(3)]
+        until(lambda: all(handle.running() for handle in handles))
+        assert all(handle.cancel() for handle in handles)
+
+
+def test_an_interrupted_submission_leaves_its_array_free(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.ones(4)
+
+    def interrupted(call: Any, timeout: float | None = None) -> Any:
+        raise KeyboardInterrupt
+
+    with connect(make().path) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(client_module.PendingCall, "result", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                client.submit(ignore_cancel[4], x)
+        assert client.submit(double[4], x).result(HANG_SECONDS) is None
 
 
 def test_a_closed_socket_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

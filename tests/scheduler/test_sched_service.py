@@ -255,13 +255,13 @@ def other(x):
     if i < x.size:
         x[i] *= 3
 """)
-    slow, arrays = imported("slow", path), [np.arange(10) for _ in range(3)]
+    slow, arrays = imported("slow", path), [np.arange(10) for _ in range(4)]
     with (
         connect(service.path, tenant="slow", timeout=HANG_SECONDS) as first_client,
         connect(service.path, tenant="x") as two,
     ):
         first = first_client.submit(slow.k[10], arrays[0])
-        second = first_client.submit(slow.other[10], arrays[0], after=first)
+        second = first_client.submit(slow.other[10], arrays[3], after=first)
         third = first_client.submit(kernels.double[10], arrays[1])  # behind it, in order
         same = two.submit(slow.k[10], arrays[2])
         until(count.exists)
@@ -274,7 +274,7 @@ def other(x):
         gate.write_text("")
         for handle in (first, second, third, same):
             handle.result(BOUND)
-    assert arrays[0][1] == 3  # each task had the array as it was when it was submitted
+    assert arrays[0][1] == 2 and arrays[3][1] == 3
     assert arrays[1][3] == 6 and arrays[2][3] == 4 and count.read_text() == "x"
 
 

@@ -12,8 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Sequence
-from concurrent.futures import wait
-from types import TracebackType
+from concurrent.futures import CancelledError, wait
 from typing import Any, cast
 
 import numpy as np
@@ -23,7 +22,9 @@ from ... import errors
 from ..._check import checked_seconds, shown
 from ..._future import Future
 from ...targets import at_address, overlap, viewed
+from ..accesses import accesses_of
 from ..callables import Call, as_launch
+from ..data_order import Access
 from ..events import Log
 from ..handle import TaskFuture
 from ..scheduler import checked_launches, require_launch
@@ -77,7 +78,11 @@ class PendingCall(Future):
     """
 
     def __init__(
-        self, header: dict[str, Any], arrays: Sequence[NDArray[Any]], handle: ServiceHandle | None, needs: int | None
+        self,
+        header: dict[str, Any],
+        arrays: Sequence[NDArray[Any]] = (),
+        handle: ServiceHandle | None = None,
+        needs: int | None = None,
     ) -> None:
         super().__init__(f"answer to {header['type']!r}")
         self.header, self.arrays, self.handle, self.needs = header, arrays, handle, needs
@@ -87,7 +92,9 @@ class PendingCall(Future):
     def is_cancelled(self) -> bool:
         """True if the request must not be sent again: it was cancelled, or an earlier request failed."""
         handle = self.handle
-        return handle is not None and (handle.cancel_requested or any(map(_has_failed, handle.after)))
+        return handle is not None and (
+            handle.cancel_requested or any(earlier.done() and not earlier.succeeded for earlier in handle.after)
+        )
 
     def settle(self, answer: Any, error: BaseException | None = None) -> None:
         """Complete it, unless it is complete."""
@@ -131,6 +138,7 @@ class Client:
         self._lock, self._sending = threading.Lock(), threading.RLock()
         self._numbers = itertools.count(1)
         self._calls: dict[int, PendingCall] = {}  # in order
+        self._writers: dict[ServiceHandle, list[Access]] = {}  # unfinished requests that may change arrays of callers
         self._dead: errors.ServiceError | None = None
         self._session, self.generation = 0, 0
         self._connection = self._connect()
@@ -144,7 +152,8 @@ class Client:
         Arguments are NumPy arrays, numbers, results of `to_device`, and arrays of other libraries in host memory. The
         service gets copies of the arrays. Before the handle is done, the arrays that the kernel has changed are copied
         back, unless they are read-only: set ``a.flags.writeable = False`` for input. If the task fails or is cancelled,
-        nothing is copied back.
+        nothing is copied back. If an unfinished task of this client may write an array, this first waits for its end,
+        so that tasks on one array have the result of their order of submission.
 
         Parameters
         ----------
@@ -197,9 +206,6 @@ class Client:
         task = Task(title, 1, priority=priority, deadline=deadline, memory=cast(int, 0 if memory is None else memory))
         before = self._require_handles(after)
         handle = ServiceHandle(self, title, packer.targets, [earlier for earlier in before if not earlier.succeeded])
-        if any(map(_has_failed, handle.after)):
-            handle.settle(None, cancelled=True)
-            return handle
         header = {
             "type": "submit",
             "tasks": tasks,
@@ -212,15 +218,16 @@ class Client:
             "profile": messages.profile_fields(profile),
             "readonly": [k for k, target in enumerate(packer.targets) if target is None],
         }
-        arrays = [array.copy() if array.flags.writeable else array for array in packer.arrays]
         try:
-            self._send(header, arrays, handle, packer.generation).result()
+            self._send_in_order(call := PendingCall(header, (), handle, packer.generation), packer)
+            call.result()
         except BaseException as error:
+            self._writers.pop(handle, None)
             with self._lock:
                 self._calls.pop(handle.number, None)
-            if not isinstance(error, errors.WarpwellError):  # After Ctrl-C the caller has no handle.
+            if handle.number and not isinstance(error, errors.WarpwellError):  # After Ctrl-C the caller has no handle.
                 with contextlib.suppress(errors.WarpwellError):
-                    self._send({"type": "cancel", "request": handle.number})
+                    self._send(PendingCall({"type": "cancel", "request": handle.number}))
             raise
         return handle
 
@@ -236,12 +243,10 @@ class Client:
         TaskLostError
             The device process has died before the end of the copy.
         """
-        values = np.array(array)
-        reply = self._send(
-            {"type": "put"}, [values], needs=self.generation
-        )  # It is not sent again: it may be too large.
-        header, _ = reply.result()
-        return ServiceArray(self, header["call"], reply.generation, values.shape, values.dtype.newbyteorder("<"))
+        values, generation = np.array(array), self.generation
+        header: dict[str, Any] = {"type": "put"}
+        self._call(header, generation, [values])  # It is not sent again: it may be too large.
+        return ServiceArray(self, header["call"], generation, values.shape, values.dtype.newbyteorder("<"))
 
     def metrics(self) -> str:
         """Return the service's metrics in Prometheus' text format."""
@@ -271,9 +276,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(cancel=kind is not None)
 
     def state_of(self, handle: ServiceHandle) -> State:
@@ -284,17 +287,20 @@ class Client:
 
     def cancel(self, handle: ServiceHandle) -> bool:
         """Cancel a request (`ServiceHandle.cancel`)."""
-        reply = self._send({"type": "cancel", "request": handle.number})
-        if threading.current_thread() is self._reader:
-            handle.cancel_requested = True
-            return True  # This thread cannot receive the answer.
-        handle.cancel_requested = bool(reply.result()[0]["cancelled"])
+        call = PendingCall({"type": "cancel", "request": handle.number})
+        self._send(call)
+        is_reader = threading.current_thread() is self._reader  # This thread cannot receive the answer.
+        handle.cancel_requested = is_reader or bool(call.result()[0]["cancelled"])
         return handle.cancel_requested
 
-    def _call(self, header: dict[str, Any], needs: int | None = None) -> tuple[dict[str, Any], list[NDArray[Any]]]:
+    def _call(
+        self, header: dict[str, Any], needs: int | None = None, arrays: Sequence[NDArray[Any]] = ()
+    ) -> tuple[dict[str, Any], list[NDArray[Any]]]:
         """Send a call, and return header and arrays of its answer."""
         self._check()
-        answer: tuple[dict[str, Any], list[NDArray[Any]]] = self._send(header, needs=needs).result()
+        call = PendingCall(header, arrays, needs=needs)
+        self._send(call)
+        answer: tuple[dict[str, Any], list[NDArray[Any]]] = call.result()
         return answer
 
     # -- sending
@@ -315,26 +321,37 @@ class Client:
         if threading.current_thread() is self._reader:
             raise errors.SchedulerError("a callback must not wait for the service: do it in another thread")
 
-    def _send(
-        self,
-        header: dict[str, Any],
-        arrays: Sequence[NDArray[Any]] = (),
-        handle: ServiceHandle | None = None,
-        needs: int | None = None,
-    ) -> PendingCall:
-        """Send a call, and return the future of its answer. If the connection is broken, the reader sends it again."""
-        call = PendingCall(header, arrays, handle, needs)
+    def _send_in_order(self, call: PendingCall, packer: Packer) -> None:
+        """Send a request when no unfinished one may change its arrays in the memory of the caller."""
+        handle = call.handle
+        assert handle is not None
+        while True:
+            with self._sending:  # Requests of other threads come before or after this one.
+                if call.is_cancelled:  # An earlier request has failed.
+                    return call.end(None)
+                earlier = next((h for h, writes in list(self._writers.items()) if packer.uses(writes)), None)
+                if earlier is None:
+                    call.arrays = [array.copy() if array.flags.writeable else array for array in packer.arrays]
+                    if writes := [access for access in packer.accesses if access.writes]:
+                        self._writers[handle] = writes
+                        handle.add_done_callback(lambda _: self._writers.pop(handle, None))
+                    return self._send(call)
+            with contextlib.suppress(CancelledError):
+                earlier.exception()
+
+    def _send(self, call: PendingCall) -> None:
+        """Send a call. If the connection is broken, the reader sends it again."""
         with self._sending:
             with self._lock:
                 if self._dead is not None:
                     raise errors.ServiceError(str(self._dead))
-                _require_generation(needs, self.generation)
-                number = header["call"] = next(self._numbers)
+                _require_generation(call.needs, self.generation)
+                number = call.header["call"] = next(self._numbers)
                 self._calls[number], call.generation = call, self.generation
-                if handle is not None:
-                    handle.number = number
+                if call.handle is not None:
+                    call.handle.number = number
             try:
-                self._connection.send(header, arrays)
+                self._connection.send(call.header, call.arrays)
             except BaseException as error:
                 if isinstance(error, OSError) and not isinstance(error, errors.WarpwellError):
                     self._connection.interrupt()
@@ -342,7 +359,6 @@ class Client:
                     with self._lock:
                         self._calls.pop(number, None)
                     raise
-        return call
 
     # -- the reader
 
@@ -609,6 +625,8 @@ class Packer:
         The caller's array for the changes of each, or None if that is read-only.
     generation : int or None
         Device process with the arrays on the device.
+    accesses : list of Access
+        Memory of the arrays of the caller.
     """
 
     def __init__(self, client: Client | None = None) -> None:
@@ -616,6 +634,7 @@ class Packer:
         self.arrays: list[NDArray[Any]] = []
         self.targets: list[NDArray[Any] | None] = []
         self.generation: int | None = None
+        self.accesses: list[Access] = []
         self._packed: dict[int, list[Any]] = {}  # arguments by the ids of arrays that are referenced here
         self._referenced: list[Any] = []
 
@@ -629,11 +648,16 @@ class Packer:
         require_launch(launch)
         named = references.reference(launch.kernel)
         values = viewed(launch.kernel, args)
-        return {
-            "kernel": named,
-            "shape": list(launch.shape),
-            "arguments": [self._argument(value, k, named["name"]) for k, value in enumerate(values)],
-        }
+        arguments = [self._argument(value, k, named["name"]) for k, value in enumerate(values)]
+        in_memory = [
+            self.arrays[sent[1]] if sent[0] == "array" else value for sent, value in zip(arguments, values, strict=True)
+        ]
+        self.accesses += accesses_of(launch, in_memory)
+        return {"kernel": named, "shape": list(launch.shape), "arguments": arguments}
+
+    def uses(self, writes: Sequence[Access]) -> bool:
+        """Return True if the launches use memory of these accesses."""
+        return any(w.start < a.end and a.start < w.end for w in writes for a in self.accesses)
 
     def _argument(self, value: Any, index: int, kernel: str) -> list[Any]:
         label = f"argument {index} of kernel {kernel!r}"
@@ -688,10 +712,6 @@ class Packer:
         self.targets.append(array if array.flags.writeable else None)
         self._referenced.append(value)
         return self._packed.setdefault(id(value), ["array", len(self.arrays) - 1])
-
-
-def _has_failed(handle: ServiceHandle) -> bool:
-    return handle.done() and not handle.succeeded
 
 
 def _require_generation(used: int | None, current: int) -> None:
