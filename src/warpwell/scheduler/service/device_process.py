@@ -5,8 +5,7 @@ the service and of the status page. It imports the kernels that clients name, so
 then starts another one, and the clients resubmit.
 
 Threads: the first one receives all messages and never waits; each client has a worker (imports, copies); the scheduler
-has its own; the reporter sends results in the order in which requests ended, and writes the log; the last one writes
-the file of metrics.
+has its own; the reporter sends results in the order in which requests ended, and writes files.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ class Session:
         self.failed: dict[int, None] = {}  # tokens of requests that failed or were cancelled
         self.buffers: dict[int, Any] = {}
         self.sending = threading.Lock()
-        self.outbox: deque[tuple[dict[str, Any], Sequence[NDArray[Any]], Start | None]] = deque()
+        self.outbox: deque[tuple[dict[str, Any], Sequence[NDArray[Any]], int]] = deque()  # see DeviceProcess._send
         self.blocked_since = 0.0
         self.is_gone = False
 
@@ -196,7 +195,6 @@ class DeviceProcess:
         path = settings["log"]
         self._file = None if path is None else open(path, "ab", buffering=0)
         self._unwritable: set[str] = set()  # files whose error was logged
-        self._stopped = threading.Event()
         self._learner = Learner(saves=True)
         self._scheduler = scheduler(
             settings["device"] or default_device(),
@@ -208,56 +206,46 @@ class DeviceProcess:
             **({} if settings["stuck"] is None else {"stuck_after": settings["stuck"]}),
         )
         device = self._scheduler.device
-        self._properties, now = self._scheduler.inspect(
-            lambda core: (
-                {
-                    "device": device,
-                    "gpu": device_name(0) if device == "cuda" else "",
-                    "policy": core.policy.name,
-                    "limit": core.limit,
-                    "memory": core.executor.capacity.memory,
-                    "processors": core.executor.capacity.processors,
-                },
-                core.executor.now(),
-            )
-        )
+        core, now = self._scheduler.inspect(lambda core: (core, core.executor.now()))
+        self._properties = {
+            "device": device,
+            "gpu": device_name(0) if device == "cuda" else "",
+            "policy": core.policy.name,
+            "limit": core.limit,
+            "memory": core.executor.capacity.memory,
+            "processors": core.executor.capacity.processors,
+        }
         self._log.offset = time.monotonic() - settings["began"] - now
         self._log.about = dict(self._properties)
         self._append({"about": self._properties})
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector = selectors.DefaultSelector()
         self._selector.register(control.sock, selectors.EVENT_READ, None)
-        self._selector.register(self._wake, selectors.EVENT_READ, self._wake)
         threading.Thread(target=self._report, name="warpwell-reporter", daemon=True).start()
-        self._metrics_writer = threading.Thread(target=self._write_metrics, name="warpwell-metrics", daemon=True)
-        if settings["metrics"] is not None:
-            if not settings["restarts"]:  # An error ends the service at its start, and not later.
-                write_text(settings["metrics"], self._render(None))
-            self._metrics_writer.start()
+        # An error ends the service at its start, and not later.
+        if settings["metrics"] is not None and not settings["restarts"]:
+            write_text(settings["metrics"], self._render(None))
 
     def run(self) -> None:
         """Serve until the service sends "stop" or is gone."""
         self._control.send({"type": "ready", "about": {**self._properties, "owner_pid": os.getpid()}})
-        began = beat = saved = time.monotonic()
+        began = beat = written = saved = time.monotonic()
         while True:
             for key, ready in self._selector.select(max(0.0, beat - time.monotonic())):
                 if key.data is None:
                     if not self._take_control():
                         return
-                elif key.data is self._wake:
-                    with contextlib.suppress(BlockingIOError):
-                        os.eventfd_read(self._wake)
-                elif ready & selectors.EVENT_READ and not key.data.is_gone:
-                    self._serve(key.data)
+                elif not key.data.is_gone:
+                    (self._serve if ready & selectors.EVENT_READ else self._flush)(key.data)
             now = time.monotonic()
-            for session in [s for s in self._sessions.values() if s.outbox or s.is_gone]:
-                self._flush(session, now)
             if now < beat:
                 continue
             beat = now + BEAT_SECONDS
-            self._check()
+            self._check(now)
             if now - began > RESUME_SECONDS:
                 self._start(self._quarantine.expire)
+            if now - written > METRICS_SECONDS:
+                written = now
+                self._reports.put(self._write_metrics)
             if now - saved > SAVE_SECONDS:
                 saved = now
                 self._reports.put(self._save)
@@ -338,7 +326,7 @@ class DeviceProcess:
         allow = self._settings["allow"]
         if session.own or self._settings["trust"] or references.is_allowed(named, allow):
             return
-        text = f"those of {', '.join(allow)} may" if allow else "none may"
+        text = f"only kernels of {', '.join(allow)} may" if allow else "none may"
         above = [p for p in allow if named.get("module", "").startswith(p + ".")]
         if above:
             text += f" ({above[0]} is that module alone; --allow '{above[0]}.*' is for those below it)"
@@ -484,46 +472,35 @@ class DeviceProcess:
             held = 0
             try:
                 header, arrays = function()
-                held = sum(array.nbytes for array in arrays)
-                if held:
+                if held := sum(array.nbytes for array in arrays):
                     self._hold(session, held)
             except BaseException as error:
                 header, arrays, held = {"error": error_fields(error)}, [], 0
             with self._lock:
                 session.calls -= 1
-            self._reply(session, call, header, arrays, functools.partial(self._release, session, held))
+            self._reply(session, call, header, arrays, held)
 
         session.worker.submit(answer)
 
     def _reply(
-        self,
-        session: Session,
-        call: int,
-        header: dict[str, Any],
-        arrays: Sequence[NDArray[Any]] = (),
-        sent: Start | None = None,
+        self, session: Session, call: int, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = (), held: int = 0
     ) -> None:
-        self._send(session, {**header, "type": "reply", "call": call}, arrays, sent)
+        self._send(session, {**header, "type": "reply", "call": call}, arrays, held)
 
     def _send(
-        self,
-        session: Session,
-        header: dict[str, Any],
-        arrays: Sequence[NDArray[Any]] = (),
-        sent: Start | None = None,
+        self, session: Session, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = (), held: int = 0
     ) -> None:
-        """Send a message, as soon as the client has read earlier ones; call `sent` then, or when it is gone."""
+        """Send a message, as soon as the client has read earlier ones; then its tenant has `held` bytes less."""
         with session.sending:
-            if session.outbox or not self._try_to_send(session, header, arrays, sent):
-                if not session.outbox:
+            if session.outbox or not self._try_to_send(session, header, arrays, held):
+                if not session.outbox:  # Receive nothing from a client that does not read.
                     session.blocked_since = time.monotonic()
-                session.outbox.append((header, arrays, sent))
-                os.eventfd_write(self._wake, 1)
+                    self._selector.modify(session.connection.sock, selectors.EVENT_WRITE, session)
+                session.outbox.append((header, arrays, held))
 
-    def _try_to_send(
-        self, session: Session, header: dict[str, Any], arrays: Sequence[NDArray[Any]], sent: Start | None
-    ) -> bool:
+    def _try_to_send(self, session: Session, header: dict[str, Any], arrays: Sequence[NDArray[Any]], held: int) -> bool:
         """Send a message; return False if the client must read first."""
+        self._release(session, held)  # before the client has the message, and may use the bytes again
         try:
             if not session.is_gone:
                 session.connection.send(header, arrays, wait=False)
@@ -534,42 +511,31 @@ class DeviceProcess:
         except OSError as error:
             # Otherwise there are too few resources, or (ETOOMANYREFS) too many descriptors in sockets of this user.
             if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF):
+                self._release(session, -held)
                 return False
-        if sent is not None:
-            sent()
         return True
 
-    def _flush(self, session: Session, now: float) -> None:
-        """Send what waits for a client, and receive nothing from it until that is done."""
+    def _flush(self, session: Session) -> None:
+        """Send the messages that wait for a client, and then receive from it again."""
         with session.sending:
             while session.outbox and self._try_to_send(session, *session.outbox[0]):
                 session.outbox.popleft()
-                session.blocked_since = now
-            blocked = bool(session.outbox)
-        if session.is_gone:
-            if not session.requests:
-                self._sessions.pop(session.key, None)
-            return
-        self._selector.modify(
-            session.connection.sock, selectors.EVENT_WRITE if blocked else selectors.EVENT_READ, session
-        )
-        if blocked and now - session.blocked_since > TIMEOUT_SECONDS:
-            self._drop(session)
+                session.blocked_since = time.monotonic()
+            if not session.outbox:
+                self._selector.modify(session.connection.sock, selectors.EVENT_READ, session)
 
     def _drop(self, session: Session) -> None:
         """End a client: cancel its requests and free its arrays."""
         if session.is_gone:
             return
-        session.is_gone = True
-        self._selector.unregister(session.connection.sock)
         self._control.send({"type": "left", "key": session.key})
         with session.sending:  # Another thread must not send on a descriptor that is used again.
+            session.is_gone = True
+            self._selector.unregister(session.connection.sock)
             session.connection.interrupt()  # The service has the socket, too.
             session.connection.close()
-            waiting = [sent for _, _, sent in session.outbox if sent is not None]
+            self._release(session, sum(held for _, _, held in session.outbox))
             session.outbox.clear()
-        for sent in waiting:
-            sent()
         for submission in list(session.requests.values()):
             if not self._withdraw(submission):
                 with contextlib.suppress(RuntimeError):  # No more threads can be started.
@@ -593,17 +559,20 @@ class DeviceProcess:
         with self._lock:
             if submission.token not in self._quarantine:
                 return False
-            submission.failed = True
+            self._fail(submission, {"cancelled": True})
             self._start(functools.partial(self._quarantine.end, submission.token))
-        self._reports.put(functools.partial(self._finish, submission, {"cancelled": True}))
         return True
+
+    def _fail(self, submission: Submission, fields: dict[str, Any]) -> None:
+        """End a request that has not reached the scheduler."""
+        submission.failed = True
+        self._reports.put(functools.partial(self._finish, submission, fields))
 
     def _begin(self, submission: Submission, after: set[int]) -> None:
         try:
             submission.session.worker.submit(self._prepare, submission, after)
         except RuntimeError:  # The client is gone, or no more threads can be started.
-            submission.failed = True
-            self._reports.put(functools.partial(self._finish, submission, {"cancelled": True}))
+            self._fail(submission, {"cancelled": True})
 
     def _prepare(self, submission: Submission, after: set[int]) -> None:
         """Import the kernels of a request and submit it; in the worker of its client."""
@@ -613,8 +582,7 @@ class DeviceProcess:
                 self._page.add(submission.token)
             earlier = [r for t in after if (r := session.requests.get(t)) is not None]
             if session.is_gone or any(r.failed for r in earlier) or any(t in session.failed for t in after):
-                submission.failed = True
-                self._reports.put(functools.partial(self._finish, submission, {"cancelled": True}))
+                self._fail(submission, {"cancelled": True})
                 return
             kernels = [self._load(submission, task["kernel"]) for task in submission.tasks]
             profile, name = profile_of(header.get("profile")), checked(header, "name", str, "")
@@ -647,10 +615,9 @@ class DeviceProcess:
                 handle.add_done_callback(functools.partial(self._done, submission))
             self._fresh.append(submission)
         except BaseException as error:
-            submission.failed = True
             if (failure := self._scheduler.failure) is not None:
                 self._fault(str(failure))
-            self._reports.put(functools.partial(self._finish, submission, {"error": error_fields(error)}))
+            self._fail(submission, {"error": error_fields(error)})
         finally:
             submission.buffers = {}
 
@@ -709,15 +676,14 @@ class DeviceProcess:
             )
 
     def _write_metrics(self) -> None:
-        """Write the file of metrics until the process ends. A full disk must not stop the requests."""
-        path, is_last = self._settings["metrics"], False
-        while not is_last:
-            is_last = self._stopped.wait(METRICS_SECONDS)
-            try:
-                write_text(path, self._render(None))
-                self._unwritable.discard(path)
-            except OSError as error:
-                self._log_error(path, "no metrics are written to %s: %s", error)
+        """Write the file of metrics. A full disk must not stop the requests."""
+        if (path := self._settings["metrics"]) is None:
+            return
+        try:
+            write_text(path, self._render(None))
+            self._unwritable.discard(path)
+        except OSError as error:
+            self._log_error(path, "no metrics are written to %s: %s", error)
 
     def _log_error(self, path: str, text: str, error: OSError) -> None:
         """Log the error of a file that cannot be written, once."""
@@ -758,8 +724,7 @@ class DeviceProcess:
                     del session.failed[next(iter(session.failed))]
             for number in submission.numbers:
                 del self._by_number[number]
-        sent = functools.partial(self._release, session, submission.nbytes)
-        self._send(session, {**fields, "type": "ended", "request": token & 0xFFFFFFFF}, arrays, sent)
+        self._send(session, {**fields, "type": "ended", "request": token & 0xFFFFFFFF}, arrays, submission.nbytes)
         if is_current:
             with self._lock:
                 self._page.discard(token)
@@ -794,12 +759,17 @@ class DeviceProcess:
 
     # -- signs of life, and the end
 
-    def _check(self) -> None:
-        """Report that this process works, or end it."""
+    def _check(self, now: float) -> None:
+        """Report that this process works, or end it; drop clients that do not read."""
+        for session in list(self._sessions.values()):
+            if session.outbox and now - session.blocked_since > TIMEOUT_SECONDS:
+                self._drop(session)
+            if session.is_gone and not session.requests:
+                del self._sessions[session.key]
         if (failure := self._scheduler.failure) is not None:
             self._fault(str(failure))
         began, submission = min(list(self._imports.values()), default=(math.inf, None), key=operator.itemgetter(0))
-        if submission is not None and time.monotonic() - began > IMPORT_SECONDS:
+        if submission is not None and now - began > IMPORT_SECONDS:
             text = f"importing its file of kernels took over {IMPORT_SECONDS:g} s"
             self._fault(text, submission.token, error_fields(errors.TaskLostError(text)))
         if self._control.is_writable():  # A stopped service leaves room for the messages that must not be lost.
@@ -814,10 +784,9 @@ class DeviceProcess:
 
     def close(self) -> None:
         """Save what was measured, and end the process without waiting for its tasks."""
-        self._stopped.set()
-        self._save()
-        if self._settings["metrics"] is not None:
-            self._metrics_writer.join(TIMEOUT_SECONDS)
+        for work in (self._write_metrics, self._save, functools.partial(os._exit, 0)):
+            self._reports.put(work)
+        time.sleep(TIMEOUT_SECONDS)  # The service kills this process before, if the reporter does not end it.
         os._exit(0)
 
 
