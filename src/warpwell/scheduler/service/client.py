@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, wait
+from types import TracebackType
 from typing import Any, cast
 
 import numpy as np
@@ -38,6 +39,11 @@ SILENCE_SECONDS = 5.0
 
 MAX_CONNECTS = 8
 """Connections in a row that may end before the device process has answered."""
+
+_LOST = (
+    "the array on the device is lost, because the device process was started again: copy it there again with "
+    "to_device, and submit again"
+)
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 """Clients of this process. A forked child must close their sockets, because it may live longer."""
@@ -71,8 +77,6 @@ class PendingCall(Future):
 
     Attributes
     ----------
-    generation : int
-        Device process that it was sent to.
     needs : int or None
         Device process with the arrays on the device that it uses.
     """
@@ -86,7 +90,6 @@ class PendingCall(Future):
     ) -> None:
         super().__init__(f"answer to {header['type']!r}")
         self.header, self.arrays, self.handle, self.needs = header, arrays, handle, needs
-        self.generation = 0
 
     @property
     def is_cancelled(self) -> bool:
@@ -276,7 +279,9 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close(cancel=kind is not None)
 
     def state_of(self, handle: ServiceHandle) -> State:
@@ -347,7 +352,7 @@ class Client:
                     raise errors.ServiceError(str(self._dead))
                 _require_generation(call.needs, self.generation)
                 number = call.header["call"] = next(self._numbers)
-                self._calls[number], call.generation = call, self.generation
+                self._calls[number] = call
                 if call.handle is not None:
                     call.handle.number = number
             try:
@@ -420,17 +425,13 @@ class Client:
         if call is None:
             return
         error = messages.error_of(message.get("error", dict)) if failed else None
-        if message.kind == "reply":
-            if error is not None:
-                call.end(error)  # A request that was accepted may be refused when it is resubmitted.
-            else:
-                call.settle((fields, message.arrays()))
+        if failed or (message.kind == "ended" and "cancelled" in fields):
+            call.end(error)  # A request that was accepted may be refused when it is resubmitted.
+        elif message.kind == "reply":
+            call.settle((fields, message.arrays()))
         elif call.handle is not None:
             call.settle(({}, []))
-            if failed or "cancelled" in fields:
-                call.handle.settle(error, cancelled=not failed)
-            else:
-                call.handle.copy_back(dict(zip(message.get("changed", list), message.arrays(), strict=True)))
+            call.handle.copy_back(dict(zip(message.get("changed", list), message.arrays(), strict=True)))
 
     def _connect(self) -> Connection:
         """Connect, and return the connection once the device process has answered."""
@@ -499,17 +500,11 @@ class Client:
     def _resume(self, connection: Connection) -> None:
         """Send all unanswered calls and unfinished requests again, in order. The caller holds `_sending`."""
         for number, call in list(self._calls.items()):
-            try:
-                _require_generation(call.needs, self.generation)
-            except errors.TaskLostError as error:
+            is_lost = call.needs not in (None, self.generation)
+            if is_lost or call.is_cancelled:
                 self._calls.pop(number, None)
-                call.end(error)
+                call.end(errors.TaskLostError(_LOST) if is_lost else None)
                 continue
-            if call.is_cancelled:
-                self._calls.pop(number, None)
-                call.end(None)
-                continue
-            call.generation = self.generation
             self._send_while_receiving(connection, call.header, call.arrays)
         self._send_while_receiving(connection, {"type": "resumed", "call": next(self._numbers)}, ())
 
@@ -716,11 +711,8 @@ class Packer:
 
 def _require_generation(used: int | None, current: int) -> None:
     """Raise TaskLostError if arrays on the device were lost with an earlier device process."""
-    if used is not None and used != current:
-        raise errors.TaskLostError(
-            "the array on the device is lost, because the device process was started again: copy it there again with "
-            "to_device, and submit again"
-        )
+    if used not in (None, current):
+        raise errors.TaskLostError(_LOST)
 
 
 def _after_fork() -> None:
