@@ -246,6 +246,7 @@ def test_a_task_whose_arrays_are_on_their_way_is_cancelled(devices: Devices, mon
             assert handle.cancel() and handle.cancelled()
             go_on.set()
             scheduler.submit(double[4], np.ones(4)).result(HANG_SECONDS)  # behind it, in the device's thread
+            assert isinstance(handle, PoolHandle) and handle.chain.arrays is None
         assert (x == 1).all() and "none" not in {event.name for event in scheduler.logs()[devices[0].index].events}
         goes.clear()
         go_on.clear()

@@ -66,13 +66,18 @@ def without_layer(environ: Mapping[str, str]) -> dict[str, str]:
     if folder is None:
         return found
     library = str(Path(folder) / "lib")
-    for name, own in (("LD_LIBRARY_PATH", library), ("PYTHONPATH", str(Path(folder) / "python"))):
-        paths = [path for path in found.pop(name, "").split(os.pathsep) if path and path != own]
-        if paths:
-            found[name] = os.pathsep.join(paths)
+    drop_path(found, "LD_LIBRARY_PATH", library)
+    drop_path(found, "PYTHONPATH", str(Path(folder) / "python"))
     if found.get("TRITON_LIBCUDA_PATH") == library:
         del found["TRITON_LIBCUDA_PATH"]
     return found
+
+
+def drop_path(environ: dict[str, str], name: str, path: str | None) -> None:
+    """Remove a folder from a variable that lists folders, and the variable if it lists no other one."""
+    paths = [each for each in environ.pop(name, "").split(os.pathsep) if each and each != path]
+    if paths:
+        environ[name] = os.pathsep.join(paths)
 
 
 def worker_environ(environ: Mapping[str, str]) -> dict[str, str]:

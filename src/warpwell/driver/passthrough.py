@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import DeviceNotFoundError
 from . import build
-from .environment import NAMES, without_layer
+from .environment import NAMES, drop_path, without_layer
 
 FOLDER = "WARPWELL_PASSTHROUGH"
 """Variable with the folder of the pass-through driver, which is the first of ``LD_LIBRARY_PATH``."""
@@ -86,8 +86,5 @@ def passthrough_environ(environ: Mapping[str, str], driver: Path | None = None) 
 def without_passthrough(environ: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which programs use the machine's driver directly."""
     found = without_layer(environ)
-    folder = found.pop(FOLDER, None)
-    paths = [path for path in found.pop("LD_LIBRARY_PATH", "").split(os.pathsep) if path and path != folder]
-    if paths:
-        found["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
+    drop_path(found, "LD_LIBRARY_PATH", found.pop(FOLDER, None))
     return found

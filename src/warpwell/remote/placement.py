@@ -487,6 +487,7 @@ class Placements:
                 with self._lock:  # tasks that were cancelled before are not sent
                     handles, chain.is_sent = list(chain.handles), True
                 if not handles:
+                    chain.arrays = None  # the handles keep the chain, which must not keep memory of the device
                     return
                 results = [member.call("submit", chain.name, [tasks[h] for h in handles])]
                 results += [member.call("ended", h.number) for h in handles[1:]]
