@@ -2,7 +2,7 @@
 
 In the order in which to read it:
 
-    transport.py        Transport: the interface; PeerTransport: flow control, counts, lost peers; Tags
+    transport.py        Transport: the interface, flow control, counts, lost peers; Tags
     bulk.py             Region, Transfer: memory of a bulk copy, and one side of the copy
     local_transport.py  LocalTransport: between threads of one process
     mpi_transport.py    MpiTransport: between the processes of an MPI job

@@ -9,10 +9,10 @@ from collections import deque
 
 from .bulk import CANCELLED, RUNNING, Transfer
 from .signal import Signal
-from .transport import CLOSED, WINDOW, PeerTransport
+from .transport import CLOSED, WINDOW, Transport
 
 
-class LocalTransport(PeerTransport):
+class LocalTransport(Transport):
     """One end of the connections within this process; `local_transports` creates them.
 
     Messages are passed by reference.

@@ -26,7 +26,7 @@ from . import mpi_loop as loop
 from .bulk import RUNNING, Transfer
 from .signal import FUTEX, Signal, short_naps
 from .table import TransferTable
-from .transport import CLOSED, OVERHEAD, WINDOW, PeerTransport
+from .transport import CLOSED, OVERHEAD, WINDOW, Transport
 
 _MESSAGES = 2 * (WINDOW // OVERHEAD)  # slots of a ring; more than the messages in a window
 _run_loop = native(loop.run)
@@ -53,7 +53,7 @@ def compiled_loop() -> Any:
     return _run_loop.load()
 
 
-class MpiTransport(PeerTransport):
+class MpiTransport(Transport):
     """Connects all processes of ``MPI.COMM_WORLD``. Only the constructor is collective.
 
     A peer is lost after ``WARPWELL_POOL_TIMEOUT`` seconds without a message.

@@ -1,4 +1,4 @@
-"""`Transport`: messages and bulk data between the processes of one job; `PeerTransport`: its base; `Tags`."""
+"""`Transport`: messages and bulk data between the processes of one job; `Tags`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import itertools
 import threading
 import time
 import weakref
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
@@ -71,8 +70,11 @@ class Tags:
         return transfer
 
 
-class Transport(ABC):
+class Transport:
     """Carries ordered messages, and bulk data independently of them, between this process and its peers.
+
+    A back end raises `_arrived` when a message has arrived, and `_acknowledged` when a peer has received messages. A
+    wrapper overrides all public methods.
 
     Attributes
     ----------
@@ -91,93 +93,6 @@ class Transport(ABC):
     """Reason for which peers in this process lose this one when it closes."""
     can_share_memory = True
     """Whether peers on this host may share memory instead of copying. That would bypass an emulated link."""
-
-    @abstractmethod
-    def send(self, peer: int, *parts: Bytes) -> None:
-        """Send the concatenation of `parts` as one message. The data is copied before the call returns.
-
-        Messages to one peer arrive whole and in order. Any thread may send. The call blocks while the peer has at
-        least `WINDOW` bytes to receive. So the receiving thread must not send messages on which the peer's receiving
-        thread depends.
-
-        Raises
-        ------
-        DeviceLostError
-            The peer was lost, before or during the call.
-        StallError
-            The peer is alive, but received nothing for `SEND_TIMEOUT` seconds.
-        ClosedError
-            This transport was closed.
-        """
-
-    @abstractmethod
-    def receive(self, timeout: float) -> tuple[int, bytes] | None:
-        """Return the rank of a peer and its next message, or None after `timeout` seconds.
-
-        Only one thread receives. Messages that a lost peer had sent are still received.
-
-        Raises
-        ------
-        ClosedError
-            This transport was closed.
-        """
-
-    @abstractmethod
-    def put(self, peer: int, tag: int, memory: Region) -> Transfer:
-        """Start to send bulk data to the peer's `get` with the same tag, size and chunk size.
-
-        The process that starts a copy chooses a tag below `TAGS` that is unique among the copies in flight from one
-        process to another. The two sides may start in any order. A copy, also a cancelled one, is in flight until both
-        sides are `done`; data that was sent and not received has then been discarded.
-
-        Raises
-        ------
-        DeviceLostError
-            The peer was lost.
-        """
-
-    @abstractmethod
-    def get(self, peer: int, tag: int, memory: Region) -> Transfer:
-        """Start to receive bulk data: the other side of `put`."""
-
-    @abstractmethod
-    def lost(self) -> Mapping[int, str]:
-        """Return the lost peers, each with the reason. A peer that closed its transport counts as lost."""
-
-    @abstractmethod
-    def on_lost(self, call: Callable[[int, str], None]) -> None:
-        """Call ``call(peer, reason)`` once for each peer that was or will be lost.
-
-        The transport's own thread calls it; `call` must not block.
-        """
-
-    @abstractmethod
-    def lose(self, peer: int, reason: str) -> None:
-        """Treat `peer` as lost, because its process has exited.
-
-        Messages that it had sent are still received. Does nothing if the peer is already lost or the transport is
-        closed.
-        """
-
-    @abstractmethod
-    def statistics(self) -> dict[int, dict[str, int]]:
-        """Return counts for each peer.
-
-        They are ``messages_sent``, ``messages_received``, ``bytes_sent``, ``bytes_received`` (both of messages),
-        ``waits`` (sends that blocked) and ``transfers``.
-        """
-
-    @abstractmethod
-    def close(self, timeout: float = 5.0) -> None:
-        """Wait at most `timeout` seconds for messages and transfers in flight, notify the peers, and stop."""
-
-
-class PeerTransport(Transport):
-    """The base of `LocalTransport` and `MpiTransport`: flow control of messages, counts and lost peers.
-
-    Subclasses raise `_arrived` when a message has arrived, and `_acknowledged` when a peer has received messages.
-    """
-
     _arrived: Signal
     _acknowledged: Signal
 
@@ -194,6 +109,21 @@ class PeerTransport(Transport):
         self._listening = False  # whether `receive` sleeps, or is about to
 
     def send(self, peer: int, *parts: Bytes) -> None:
+        """Send the concatenation of `parts` as one message. The data is copied before the call returns.
+
+        Messages to one peer arrive whole and in order. Any thread may send. The call blocks while the peer has at
+        least `WINDOW` bytes to receive. So the receiving thread must not send messages on which the peer's receiving
+        thread depends.
+
+        Raises
+        ------
+        DeviceLostError
+            The peer was lost, before or during the call.
+        StallError
+            The peer is alive, but received nothing for `SEND_TIMEOUT` seconds.
+        ClosedError
+            This transport was closed.
+        """
         message = b"".join(parts)
         counts = self._counts(peer)
         with self._locks[peer]:
@@ -225,6 +155,15 @@ class PeerTransport(Transport):
             self._acknowledged.sleep(version, left)
 
     def receive(self, timeout: float) -> tuple[int, bytes] | None:
+        """Return the rank of a peer and its next message, or None after `timeout` seconds.
+
+        Only one thread receives. Messages that a lost peer had sent are still received.
+
+        Raises
+        ------
+        ClosedError
+            This transport was closed.
+        """
         end = time.monotonic() + timeout
         while True:
             version = self._arrived.value
@@ -246,9 +185,21 @@ class PeerTransport(Transport):
         return peer, message
 
     def put(self, peer: int, tag: int, memory: Region) -> Transfer:
+        """Start to send bulk data to the peer's `get` with the same tag, size and chunk size.
+
+        The process that starts a copy chooses a tag below `TAGS` that is unique among the copies in flight from one
+        process to another. The two sides may start in any order. A copy, also a cancelled one, is in flight until both
+        sides are `done`; data that was sent and not received has then been discarded.
+
+        Raises
+        ------
+        DeviceLostError
+            The peer was lost.
+        """
         return self._transfer(peer, tag, memory, True)
 
     def get(self, peer: int, tag: int, memory: Region) -> Transfer:
+        """Start to receive bulk data: the other side of `put`."""
         return self._transfer(peer, tag, memory, False)
 
     def _transfer(self, peer: int, tag: int, memory: Region, outgoing: bool) -> Transfer:
@@ -261,31 +212,48 @@ class PeerTransport(Transport):
             self._start(transfer, outgoing)
         return transfer
 
-    @abstractmethod
     def _post(self, peer: int, message: bytes) -> None:
         """Queue a message for `peer`. The caller holds the peer's lock."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _take(self) -> tuple[int, bytes] | None:
         """Return the sender and the text of the next message that has arrived, or None."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _received_by(self, peer: int) -> int:
         """Return the bytes of messages, with their overhead, that `peer` has received from this process."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _acknowledge(self, peer: int, nbytes: int) -> None:
         """Record that this process has received another `nbytes` bytes from `peer`, overhead included."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _start(self, transfer: Transfer, outgoing: bool) -> None:
         """Start to move the data of a transfer."""
+        raise NotImplementedError
+
+    def lose(self, peer: int, reason: str) -> None:
+        """Treat `peer` as lost, because its process has exited.
+
+        Messages that it had sent are still received. Does nothing if the peer is already lost or the transport is
+        closed.
+        """
+        raise NotImplementedError
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Wait at most `timeout` seconds for messages and transfers in flight, notify the peers, and stop."""
+        raise NotImplementedError
 
     def lost(self) -> Mapping[int, str]:
+        """Return the lost peers, each with the reason. A peer that closed its transport counts as lost."""
         with self._loss_lock:
             return dict(self._reasons)
 
     def on_lost(self, call: Callable[[int, str], None]) -> None:
+        """Call ``call(peer, reason)`` once for each peer that was or will be lost.
+
+        The transport's own thread calls it; `call` must not block.
+        """
         with self._loss_lock:
             self._loss_calls.append(call)
             before = dict(self._reasons)
@@ -308,6 +276,11 @@ class PeerTransport(Transport):
             call(peer, self._reasons[peer])
 
     def statistics(self) -> dict[int, dict[str, int]]:
+        """Return counts for each peer.
+
+        They are ``messages_sent``, ``messages_received``, ``bytes_sent``, ``bytes_received`` (both of messages),
+        ``waits`` (sends that blocked) and ``transfers``.
+        """
         return {peer: dict(counts) for peer, counts in self._statistics.items()}
 
     def _counts(self, peer: int) -> dict[str, int]:
