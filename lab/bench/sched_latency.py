@@ -183,11 +183,7 @@ def python_seconds(count: int, seconds: float, how: str) -> dict[str, float]:
         ended = time.thread_time()
         thread = scheduler.inspect(lambda core: time.thread_time()) - thread - native[0]
         gc.enable()
-    return {
-        "submit": (submitted - start) / count,
-        "result": (ended - submitted) / count,
-        "thread": thread / count,
-    }
+    return {"submit": (submitted - start) / count, "result": (ended - submitted) / count, "thread": thread / count}
 
 
 def on_cpu(setting: Setting, record: Record) -> None:

@@ -2,8 +2,7 @@
 
 Each kernel alone, untransformed, on the whole GPU gives its rate in blocks a second. Then two of them run as workers,
 the first resident before the second is launched; the blocks that each ends in a common window, over its rate alone,
-are their normalized IPC. Writes a pair matrix for `lab sched simulate --rates` and the scheduler. For comparison
-each has multiprocessors to itself, too: green contexts, which no policy uses.
+are their normalized IPC. Writes a pair matrix for `lab sched simulate --matrix`.
 """
 
 from __future__ import annotations
@@ -120,73 +119,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--window", type=float, default=4e-3, help="seconds")
     parser.add_argument("--kernels", nargs="+", default=list(KERNELS))
-    parser.add_argument("--apart", nargs="*", type=int, default=[16, 32, 48, 64], help="sizes of green contexts")
     parser.add_argument("--matrix", default=None, metavar="FILE")
     parser.add_argument("--json", default=None, metavar="FILE")
     options = parser.parse_args()
     bench = Bench()
-    gpu = bench.gpu
     result: dict[str, Any] = machine("cuda")
-    kernels = []
-    for name in options.kernels:
-        kernels.append(Kernel(bench, name, *KERNELS[name]))
-        k = kernels[-1]
-        blocks = k.made.blocks.blocks
-        print(
-            f"{k.name} {k.kind} {1e3 * k.alone:.3f} ms ({1e3 * k.workers:.3f} as workers), {blocks} blocks, "
-            f"{k.resident} resident",
-            flush=True,
-        )
-    result["alone"] = {
-        k.name: {
-            "seconds": k.alone,
-            "blocks": k.made.blocks.blocks,
-            "kind": k.kind,
-            "resident": k.resident,
-            "workers": k.workers,
-        }
-        for k in kernels
-    }
-    streams_of_device = (gpu.new_stream(), gpu.new_stream())
-    divided = {p: green_contexts(p) for p in options.apart}
+    kernels = [Kernel(bench, name, *KERNELS[name]) for name in options.kernels]
+    result["alone"] = {k.name: [k.alone, k.made.blocks.blocks, k.kind, k.resident, k.workers] for k in kernels}
+    table(
+        "solo kernels",
+        ["kernel", "seconds", "blocks", "class", "resident", "seconds as workers"],
+        [[name, *values] for name, values in result["alone"].items()],
+    )
+    streams = (bench.gpu.new_stream(), bench.gpu.new_stream())
     found: list[Pair] = []
     rows = []
     for i, first in enumerate(kernels):
         for j, second in enumerate(kernels):
-            a, b = first.made, second.second_made if i == j else second.made
-            shared: list[Pair] = []
-            separate: list[tuple[tuple[float, float], float]] = []
+            second_made = second.second_made if i == j else second.made
+            measured = []
             for shares in SHARES:
                 workers = (max(1, int(shares[0] * first.resident)), max(1, int(shares[1] * second.resident)))
-                rates = together(bench, a, b, workers, streams_of_device, options.window)
-                normal = (rates[0] / first.rate, rates[1] / second.rate)
-                shared.append(Pair(first.name, second.name, normal, shares))
-            for streams, count, _ in divided.values():
-                part = count / gpu.processors
-                workers = (max(1, int(part * first.resident)), max(1, int((1 - part) * second.resident)))
-                rates = together(bench, a, b, workers, streams, options.window)
-                separate.append(((rates[0] / first.rate, rates[1] / second.rate), part))
-            found += shared
-            best = max(shared, key=lambda pair: sum(pair.rates))
-            alone, part = max(separate, key=lambda measured: sum(measured[0]), default=((0.0, 0.0), 0.0))
+                rates = together(bench, first.made, second_made, workers, streams, options.window)
+                measured.append(Pair(first.name, second.name, (rates[0] / first.rate, rates[1] / second.rate), shares))
+            found += measured
+            best = max(measured, key=lambda pair: sum(pair.rates))
             rows.append(
-                [
-                    first.name,
-                    second.name,
-                    f"{first.kind[0]}{second.kind[0]}",
-                    sum(best.rates),
-                    "{:.2f} {:.2f}".format(*best.rates),
-                    f"{best.shares}",
-                    sum(alone),
-                    "{:.2f} {:.2f}".format(*alone),
-                    part,
-                ]
+                [first.name, second.name, sum(best.rates), "{:.2f} {:.2f}".format(*best.rates), f"{best.shares}"]
             )
-    table(
-        "best of each pair, the first resident first",
-        ["first", "second", "kinds", "STP shared", "rates", "quotas", "STP apart", "rates", "part"],
-        rows,
-    )
+    table("best of each pair, the first resident first", ["first", "second", "STP", "rates", "quotas"], rows)
     result["pairs"] = rows
     save(options.json, result)
     if options.matrix:

@@ -30,6 +30,7 @@ from lab.bench.sched_forms import Bench, Made
 from lab.bench.sched_pairs import SHARES, together
 from lab.sched.bound import bound
 from lab.sched.rates import Matrix, Pair
+from lab.sched.recorded import WORKERS
 from lab.sched.replay import ReplayResult, replay
 from lab.sched.simulator import HostDelays, Simulator
 from lab.sched.workloads import WORKLOADS, make
@@ -223,16 +224,6 @@ def bits(real: Any, bench: Any, made: Any, found: Any, profiles: Any, count: int
 
 blocks_by_name: dict[str, int] = {}
 
-BRIEFLY = 3
-
-WORKERS = 0.96
-"""Rate of a solo kernel as workers, relative to the plain kernel: between 0.93 (float64) and 0.98 were measured."""
-
-
-def host_of(step: float, executor: CudaExecutor) -> HostDelays:
-    """Return what the simulator is to take for the host: most steps decide and launch one kernel."""
-    return HostDelays.of(step, executor._pace.launching)
-
 
 def measure_all(window: float) -> tuple[Any, Any, Any, list[Pair], Any, Any]:
     """Return launches, prepared launches, profiles, pairs, an executor and a bench."""
@@ -298,17 +289,13 @@ def run(setting: Setting, record: Record) -> None:
                 break
             work[title].append(dict(Counter(task.name for drawn in makers[title](seed, 0.0) for task in drawn.tasks)))
             for name in policies:
-                core = Core(
-                    real,
-                    "lanes" if name == "known" else name,
-                    rates=rates,
-                    learner=learner if name == "known" else None,
-                )
-                ran = replay(
-                    makers[title](seed, real.now() + 1e-3), core, alone=lambda task: profiles[task.name].seconds
-                )
+                policy, pairs_of = ("lanes", learner) if name == "known" else (name, None)
+                core = Core(real, policy, rates=rates, learner=pairs_of)
+                requests = makers[title](seed, real.now() + 1e-3)
+                ran = replay(requests, core, alone=lambda task: profiles[task.name].seconds)
                 steps = float(np.median(np.asarray(ran.steps)))
-                simulated = Simulator(rates, capacity, mode="drain", host=host_of(steps, real), workers=WORKERS)
+                host = HostDelays.of(steps, real._pace.launching)  # most steps decide and launch one kernel
+                simulated = Simulator(rates, capacity, mode="drain", host=host, workers=WORKERS)
                 guess = replay(makers[title](seed, 0.0), Core(simulated, core.policy.name, rates=rates))
                 m = ran.metrics()
                 preempted = float(sum(e.kind == "preempt" for e in ran.log))
@@ -337,11 +324,8 @@ def run(setting: Setting, record: Record) -> None:
             record(f"antt/{title}/{name}", [row[2] for row in rows], "ANTT", better="lower")
             if ", load " not in title:
                 bounds = [bound((r.tasks[0] for r in makers[title](first + k, 0.0)), rates) for k in range(len(rows))]
-                record(
-                    f"stp/{title}/{name}/of fluid bound",
-                    [row[0] / b for row, b in zip(rows, bounds, strict=True)],
-                    "ratio",
-                )
+                ratios = [row[0] / b for row, b in zip(rows, bounds, strict=True)]
+                record(f"stp/{title}/{name}/of fluid bound", ratios, "ratio")
             record(f"decision/{title}/{name}", [1e-6 * row[5] for row in rows], "s", better="lower")
         record(f"simulator/{title}/{name}", [abs(row[6]) for row in rows], "relative error", better="lower", goal=0.05)
     if "raw" in setting.options:
