@@ -3,11 +3,14 @@
 import sys
 from pathlib import Path
 
+import warpwell
+
 sys.path.insert(0, str(Path(__file__).parent / "site"))
 
 project = "Warpwell"
 copyright = "the Warpwell developers"
 author = "the Warpwell developers"
+release = warpwell.__version__
 
 extensions = [
     "myst_parser",  # pages are Markdown
@@ -17,7 +20,7 @@ extensions = [
     "commands",  # docs/site/commands.py: the command line
 ]
 html_theme = "furo"
-html_title = "Warpwell"
+html_title = f"Warpwell {release}"
 html_copy_source = False
 html_show_sphinx = False
 templates_path: list[str] = []
