@@ -74,7 +74,7 @@ gc.set_threshold(100_000, 20, 50)
 # Workers begin at equal distances along this list. Rooms whose tests compile little come first, so that one worker
 # compiles what all kernels need while the others have enough to do until they can load it.
 ORDER = [
-    "system", "nvme", "turns", "programs", "pool", "scheduler", "cli", "lab", "kv", "storage", "drives", "driver",
+    "system", "nvme", "programs", "pool", "scheduler", "cli", "lab", "kv", "storage", "drives", "driver",
     "graph", "table", "train", "queues", "array", "cache", "targets",
 ]  # fmt: skip
 

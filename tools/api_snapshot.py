@@ -34,7 +34,6 @@ PACKAGES = (
     "warpwell.storage",
     "warpwell.table",
     "warpwell.train",
-    "warpwell.turns",
 )
 """Modules that have public names. Modules of ``warpwell.testing`` are added if they exist."""
 

@@ -3,8 +3,8 @@
 A ResNet-18 for CIFAR is trained (eager, channels-last, batch 256). A transformer of 12 layers (d 1024, batch 8,
 sequence 512, bfloat16) answers batches that arrive at random; the latency of a batch counts from its arrival. All sides
 of a load have the same arrivals. On the side "share", `warpwell share` starts both, and their code takes no turns. Else
-training takes a turn a step, and pauses at residual blocks: its host waits there while inference has the GPU, or
-continues (ahead). Inference takes a turn a batch, with priority. ::
+training takes a turn a step, and pauses at residual blocks: its host waits there while inference has the GPU.
+Inference takes a turn a batch, with priority. ::
 
     python -m lab bench sched-torch --seconds 8 --loads 0.1,0.2 --json torch.json
 
@@ -32,7 +32,7 @@ import warpwell as ww
 
 TRAIN, SERVE = "training", "inference"
 BATCH = "SCHED_TORCH_BATCH"
-HOW = {"ahead": "turns, ahead", "pauses": "turns, with pauses", "steps": "turns"}
+HOW = {"pauses": "turns, with pauses", "steps": "turns"}
 
 
 class Pretend:
@@ -183,7 +183,7 @@ def train(work: Any, order: dict[str, Any]) -> dict[str, Any]:
             time.sleep(1e-4)
         while time.monotonic() < end:
             if order["turns"]:
-                with ww.turn(TRAIN, ahead=order["turns"] == "ahead") as turn:
+                with ww.turn(TRAIN) as turn:
                     work.step(nothing if order["turns"] == "steps" else turn.pause)
             else:
                 work.step(nothing)
@@ -427,7 +427,7 @@ def measure(options: argparse.Namespace, rows: Table) -> None:
         percent = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
         with mps() as variables:
             for side, first_, second, turns in (
-                ("MPS", {}, {"CUDA_MPS_CLIENT_PRIORITY": "0"}, ("", "ahead")),
+                ("MPS", {}, {"CUDA_MPS_CLIENT_PRIORITY": "0"}, ("", "pauses")),
                 ("MPS 70 %", {percent: "70"}, {}, ("",)),
                 ("MPS, training below normal", {"CUDA_MPS_CLIENT_PRIORITY": "1"}, {}, ("",)),
             ):

@@ -26,7 +26,6 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     registry     names by which lower folders find objects of upper ones: services
     libcuda      the library of the GPU's driver, by ctypes, where cuda.bindings does not serve
     targets/     device code: kernels, launches, claiming of blocks; compiled for CPU and GPU, or interpreted
-    turns/       leases of a GPU between processes, for every library that uses it
     driver/      CUDA programs, unmodified: a layer under the driver's name, and workers that replay its calls
     nvme/        commands and completions as the NVMe specification lays them out
     pool/        the GPUs of a cluster as local devices: agents, transports, copies, jobs
@@ -40,6 +39,7 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     scheduler/   kernels that share one device: tasks, policies, preemption, service
     table/       tables: Arrow files in place, a folder of columns, conversion
     train/       rows and neighbourhoods for training: data sets, feature stores, samplers
+    programs/    CUDA programs and leases that share a GPU under the scheduler, one at a time
     remote/      arrays, stores and schedulers on the devices of a pool
     testing/     conformance suites for media and executors of your own
     cli/         the `warpwell` command
@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from .cache import Cache
     from .pool import broadcast, current_device, empty, empty_like, pinned_empty, to_device, zeros
     from .pool.devices import devices
+    from .programs import turn
     from .targets import CudaSource, default_device
     from .targets.kernel import kernel
-    from .turns import turn
 
 __version__ = "0.1.0.dev0"
 
@@ -106,8 +106,8 @@ _FROM = {
     "cache": "Cache",
     "pool.devices": "broadcast current_device devices empty empty_like to_device zeros",
     "pool.host_memory": "pinned_empty",
+    "programs": "turn",
     "targets": "CudaSource default_device kernel",
-    "turns": "turn",
 }
 _HOMES = {
     name.partition("=")[0]: f"{home}:{name.partition('=')[2]}" if home else name

@@ -1,6 +1,6 @@
 """`driver`: the library of the GPU's driver, for programs without cuda.bindings and for calls that these make slow.
 
-`check` reads the results of cuda.bindings.
+`device_name` names the GPU of a thread in the same way for all programs. `check` reads the results of cuda.bindings.
 
 A program that uses only PyTorch or CuPy may not have cuda.bindings. The other GPU code is in ``targets/gpu/``.
 """
@@ -8,7 +8,7 @@ A program that uses only PyTorch or CuPy may not have cuda.bindings. The other G
 from __future__ import annotations
 
 import functools
-from ctypes import CDLL, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
+from ctypes import CDLL, byref, c_int, c_ubyte, c_uint, c_uint64, c_void_p
 from typing import Any
 
 from . import errors
@@ -16,17 +16,12 @@ from . import errors
 _TYPES: dict[str, tuple[Any, ...]] = {
     "cuCtxGetCurrent": (c_void_p,),
     "cuCtxSetCurrent": (c_void_p,),
-    "cuCtxPushCurrent_v2": (c_void_p,),
     "cuEventCreate": (c_void_p, c_uint),
     "cuEventRecord": (c_void_p, c_void_p),
     "cuEventSynchronize": (c_void_p,),
     "cuEventDestroy_v2": (c_void_p,),
     "cuGraphLaunch": (c_void_p, c_void_p),
-    "cuMemHostRegister_v2": (c_void_p, c_size_t, c_uint),
-    "cuMemHostGetDevicePointer_v2": (c_void_p, c_void_p, c_uint),
-    "cuPointerGetAttribute": (c_void_p, c_int, c_void_p),
     "cuStreamBatchMemOp_v2": (c_void_p, c_uint, c_void_p, c_uint),
-    "cuStreamIsCapturing": (c_void_p, c_void_p),
     "cuStreamQuery": (c_void_p,),
     "cuStreamWaitValue64_v2": (c_void_p, c_uint64, c_uint64, c_uint),
     "cuStreamWriteValue64_v2": (c_void_p, c_uint64, c_uint64, c_uint),
@@ -74,3 +69,41 @@ def uuid_of(library: Any, device: c_int) -> bytes | None:
     # The older function does not know MIG instances.
     function = getattr(library, "cuDeviceGetUuid_v2", None) or library.cuDeviceGetUuid
     return None if function(found, device) else bytes(found)
+
+
+NO_GPU = "host"
+"""Name of the device of a thread without a GPU."""
+
+
+def current_context() -> int:
+    """Return the calling thread's context, or 0."""
+    library = driver()
+    if library is None:
+        return 0
+    found = c_void_p()
+    return (found.value or 0) if library.cuCtxGetCurrent(byref(found)) == 0 else 0
+
+
+def device_name(device: int | None) -> str:
+    """Return the name of a GPU, from its UUID.
+
+    Parameters
+    ----------
+    device : int or None
+        Number of the GPU. None: the GPU of the calling thread, else the first one, else `NO_GPU`.
+
+    Raises
+    ------
+    DeviceNotFoundError
+        This process sees no such GPU.
+    """
+    library, number = driver(), c_int()
+    if library is None or not (device is None and library.cuCtxGetDevice(byref(number)) == 0):
+        if library is None or library.cuInit(0) != 0 or library.cuDeviceGet(byref(number), device or 0) != 0:
+            if device is not None:
+                raise errors.DeviceNotFoundError(f"this process sees no GPU {device}; see `nvidia-smi`", device="cuda")
+            return NO_GPU
+    uuid = uuid_of(library, number)
+    if uuid is None:
+        raise errors.DeviceNotFoundError("the driver does not name this GPU; see `nvidia-smi -L`", device="cuda")
+    return f"gpu-{uuid.hex()}"

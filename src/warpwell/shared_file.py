@@ -165,6 +165,10 @@ class SharedFile:
     def _wake(self, word: int) -> None:
         """Change a futex, and wake all that wait for it. A full memory fence."""
         self._halves[2 * word] = (self._halves[2 * word] + 1) & 0xFFFFFFFF
+        self._wake_unchanged(word)
+
+    def _wake_unchanged(self, word: int) -> None:
+        """Wake all that wait for a futex. A full memory fence."""
         _libc.syscall(_FUTEX, ctypes.c_void_p(self._address + 8 * word), _FUTEX_WAKE, _ALL_WAITERS, None, None, 0)
 
     def _wait(self, word: int, expected: int, seconds: float) -> None:

@@ -1,6 +1,6 @@
-"""Programs that take turns, a driver that notes its calls, and KeyboardInterrupt at every point, for tests of turns.
+"""Programs that take turns, a driver that records its calls, and KeyboardInterrupt at every point, for tests of leases.
 
-The fixtures are named by who wants them: ``folder, name, start = turns.folder, turns.name, turns.start``.
+A test module names the fixtures that it needs: ``folder, name, start = turns.folder, turns.name, turns.start``.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import itertools
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from warpwell.turns import operate
+from warpwell.driver import Board
+from warpwell.programs import Arbiter, lease, program_status
 
 from .until import until
 
@@ -28,16 +30,49 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARPWELL_TURNS", str(tmp_path))
 
 
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """A device of the test's own: this process keeps its boards."""
-    return f"d{abs(hash(request.node.nodeid))}"
+class ArbiterThread(threading.Thread):
+    """The arbiter of a board in this process: its import in another one takes a second."""
+
+    def __init__(self, board: Board) -> None:
+        super().__init__(daemon=True)
+        self._board, self._is_over = board, False
+        assert board.become_arbiter()
+        self.arbiter = Arbiter(board)
+        self.start()
+
+    def run(self) -> None:
+        while not self._is_over:
+            bell = self._board.bell
+            self._board.wait(bell, self.arbiter.step())
+
+    def end(self) -> None:
+        self._is_over = True
+        self._board.ring()
+        self.join()
+        self._board.resign()
 
 
 @pytest.fixture
-def start(name: str) -> Iterator[Programs]:
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A device of the test's own, without an arbiter: this process keeps its boards."""
+    made = f"d{abs(hash(request.node.nodeid))}"
+    yield made
+    if made in lease._leases.found:
+        lease._leases.found.pop(made).retire()
+
+
+@pytest.fixture
+def name(device: str, folder: None) -> Iterator[str]:
+    """A device of the test's own, and its arbiter."""
+    arbiter = ArbiterThread(Board.of(device))
+    yield device
+    arbiter.end()
+
+
+@pytest.fixture
+def start(device: str) -> Iterator[Programs]:
     """What starts programs, which end with the test."""
-    made = Programs(name)
+    made = Programs(device)
     yield made
     for program in made.started:
         with program.process:  # which closes the pipes
@@ -84,9 +119,9 @@ class Programs:
         assert made.hears() == "inside"
         return made
 
-    def waiter(self, tenant: str = "waiter", priority: int = 0, *, before: str = "") -> Program:
-        """Start `WAITS`, which waits: somebody else is to have the lease."""
-        made = self(before + WAITS.format(priority=priority).replace("waiter", tenant))
+    def waiter(self, tenant: str = "waiter", priority: int = 0) -> Program:
+        """Start `WAITS`, which waits: another program must have the lease."""
+        made = self(WAITS.format(priority=priority).replace("waiter", tenant))
         assert made.hears() == "begins"
         until(lambda: waiting(self._name, tenant))
         return made
@@ -118,11 +153,15 @@ while sys.stdin.readline():
 
 
 def rows(name: str) -> dict[str, dict[str, Any]]:
-    return {row["tenant"]: row for row in operate.status() if row["device"] == name}
+    return {row["tenant"]: row for row in program_status() if row["device"] == name}
+
+
+def state(name: str, tenant: str) -> str | None:
+    return rows(name).get(tenant, {}).get("state")
 
 
 def waiting(name: str, tenant: str = "waiter") -> bool:
-    return rows(name).get(tenant, {}).get("state") == "waits"
+    return state(name, tenant) == "waiting"
 
 
 class Interrupt:
@@ -162,7 +201,7 @@ def interruptions(one: Callable[[], object], *paths: str, step: int = 1) -> Iter
     """Interrupt a function at every `step`-th of its points, one at a time; yield the point after each time."""
     before = sys.gettrace()
     for at in itertools.count(0, step):
-        interrupt = Interrupt(at, paths or ("warpwell/turns/",))
+        interrupt = Interrupt(at, paths or ("programs/lease.py", "programs/gpu_work.py"))
         sys.settrace(interrupt)
         with contextlib.suppress(KeyboardInterrupt):
             try:
@@ -176,7 +215,7 @@ def interruptions(one: Callable[[], object], *paths: str, step: int = 1) -> Iter
 
 
 class Gpu:
-    """The driver's functions, which note what they were asked for."""
+    """The driver's functions, which record their calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

@@ -12,13 +12,10 @@ from typing import Any
 import pytest
 
 from lab.commands import main as lab
-from warpwell.cli import sched
 from warpwell.cli.main import main
 from warpwell.errors import ServiceError
 from warpwell.scheduler.events import Event, Log
-from warpwell.scheduler.service import service
 from warpwell.scheduler.service.client import connect
-from warpwell.turns import choice
 
 Capture = pytest.CaptureFixture[str]
 
@@ -277,38 +274,6 @@ def test_serving_until_a_signal(capsys: Capture, tmp_path: Path) -> None:
     while os.path.exists(f"/proc/{started['owner_pid']}") and time.monotonic() < until:
         time.sleep(0.05)
     assert not os.path.exists(f"/proc/{started['owner_pid']}")
-
-
-def test_a_service_gives_back_the_limits_of_turns(
-    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And sets none where its options say nothing of turns."""
-    holds: list[float] = []
-
-    def wait(_: float) -> None:
-        holds.append(json.loads((tmp_path / choice.FILE).read_text())["hold"])
-        raise sched._Terminated
-
-    class Fake:
-        path = tmp_path / "s"
-        failure, about = "", {}
-
-        def __init__(self, *_: Any, **__: Any) -> None:
-            pass
-
-        start = close = lambda self, *_: None
-
-    monkeypatch.setenv("WARPWELL_TURNS", str(tmp_path))
-    monkeypatch.setattr(service, "Service", Fake)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(time, "sleep", wait)
-    assert called(capsys, "limit", "--hold", "3")[0] == 0
-    tenants = tmp_path / "tenants.json"
-    tenants.write_text('{"a": {"weight": 2}}')
-    for options in (["--hold", "2"], ["--tenants", str(tenants)]):
-        assert called(capsys, "serve", *options)[0] == 0
-        assert json.loads((tmp_path / choice.FILE).read_text())["hold"] == 3
-    assert holds == [2, 3]
 
 
 def test_a_log_is_explained_where_stdin_and_stdout_are_closed(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from tests.harness.until import HANG_SECONDS, until
 
+import warpwell as ww
 from lab.driver import build
 from lab.driver.serve import serve
 from warpwell.cli.main import main
@@ -306,6 +307,26 @@ def test_two_programs_progress_and_are_listed(start: Start, capsys: pytest.Captu
     assert rows["first"]["process"] == programs[0].process.pid
     programs[0].post()
     assert int(programs[0].end()) > 0
+
+
+def test_a_lease_and_a_program_have_the_device_one_at_a_time(start: Start) -> None:
+    board = Board.of(DEVICES[0])
+    program = start("0:program", "loop", 300)
+    done = board.slot(only_slot(board)) + Board.DONE
+    overlaps = 0
+    for _ in range(6):
+        until(lambda: state_of("program") == "running")
+        with ww.turn("lease", device=DEVICES[0], timeout=HANG_SECONDS):
+            before = board.fields[done]
+            time.sleep(0.03)
+            overlaps += board.fields[done] != before
+    assert overlaps <= 1  # if the arbiter gets no processor for 0.1 s, the program does not wait for it
+    program.post()
+    assert int(program.end()) > 0
+
+
+def state_of(tenant: str) -> str:
+    return next((row["state"] for row in program_status() if row["tenant"] == tenant), "")
 
 
 def test_an_arbiter_is_the_only_one_of_its_board(start: Start) -> None:

@@ -66,8 +66,8 @@ class World:
         self.clients: list[Client] = []
         self.bell, self.due = -1, 0.0
 
-    def add(self, tenant: str, priority: int = 0, **options: object) -> Client:
-        slot = self.board.take_slot(Board.WORKER, len(self.clients) + 1, priority, tenant)
+    def add(self, tenant: str, priority: int = 0, kind: int = Board.WORKER, **options: object) -> Client:
+        slot = self.board.take_slot(kind, len(self.clients) + 1, priority, tenant)
         assert slot is not None
         self.clients.append(Client(self.board, slot[0], **options))  # type: ignore[arg-type]
         return self.clients[-1]
@@ -105,6 +105,16 @@ def test_shares_follow_the_weights(world: World, weights: tuple[int, ...]) -> No
     for client, weight in zip(world.clients, weights, strict=True):
         bound = 2 * TIME_SLICE_SECONDS / total  # where a whole slice is more than 5 %
         assert client.used / total == pytest.approx(weight / sum(weights), rel=0.05, abs=bound)
+
+
+def test_programs_of_one_tenant_share_its_time(world: World) -> None:
+    short, long = (world.add("default", call_seconds=seconds) for seconds in (2e-3, 60e-3))
+    world.run(1.0)
+    late = world.add("default")
+    before = short.used, long.used
+    world.run(3.0)
+    used = [short.used - before[0], long.used - before[1], late.used]
+    assert min(used) > 0.75 * max(used)
 
 
 def test_weights_that_change_reach_running_programs(world: World) -> None:
@@ -226,6 +236,66 @@ def test_a_frozen_program_costs_one_slice_and_returns(world: World) -> None:
     used = frozen.used
     world.run(0.5)
     assert frozen.used - used > 0.1
+
+
+def test_a_lease_inside_behind_a_closed_gate_is_waited_for(world: World) -> None:
+    """An arbiter that was killed closed its gate, or it entered without one."""
+    inside = world.add("inside", kind=Board.TURN, has_calls=lambda now: False)
+    inside.put(Board.ISSUED, 1)
+    waiting = world.add("waiting", kind=Board.TURN)
+    world.run(0.2)
+    assert waiting.first_use is None
+    inside.put(Board.DONE, 1)
+    world.run(0.05)
+    assert waiting.first_use is not None
+
+
+def test_a_lease_that_exceeds_its_hold_time_shares_the_device(world: World) -> None:
+    set_limits({"inside": {"hold": 0.3}})
+    inside = world.add("inside", kind=Board.TURN, call_seconds=1e9)
+    world.run(0.1)
+    waiting = world.add("waiting", kind=Board.TURN)
+    world.run(0.2)
+    assert waiting.first_use is None
+    world.run(0.2)
+    assert waiting.first_use is not None and inside.word(Board.STATE) == Board.OVERDUE
+    inside.ends = world.now
+    world.run(0.2)
+    assert inside.word(Board.STATE) != Board.OVERDUE
+
+
+def test_a_hold_time_counts_whatever_the_priorities(world: World) -> None:
+    set_limits({"inside": {"hold": 0.3}})
+    world.add("inside", priority=8, kind=Board.TURN, call_seconds=1e9)
+    world.run(0.1)
+    waiting = world.add("waiting", priority=-8, kind=Board.TURN)
+    world.run(0.7)
+    assert waiting.first_use is not None
+    assert "hold time" in world.rules("preempt")
+
+
+def test_a_lease_that_waits_no_more_takes_no_time_of_others(world: World) -> None:
+    world.add("inside", kind=Board.TURN)
+    world.run(0.01)
+    waiting = world.add("waiting", kind=Board.TURN, has_calls=lambda now: now < 0.015)
+    world.run(0.01)
+    waiting.put(Board.HELD, 0)
+    world.run(0.1)
+    assert not world.rules("preempt") and waiting.word(Board.STATE) == Board.IDLE
+
+
+def test_the_gate_of_a_slots_next_owner_is_its_own(world: World) -> None:
+    first = world.add("first", kind=Board.TURN)
+    second = world.add("second", kind=Board.TURN)
+    world.run(0.01)
+    assert first.word(Board.GATE) == 1
+    world.board.fill_slot(first.index, Board.TURN, 1, 0, "next")
+    first.ends = None
+    overlaps = 0
+    for _ in range(500):
+        world.run(TICK)
+        overlaps += world.on_device() > 1
+    assert not overlaps and first.used and second.used
 
 
 @pytest.mark.parametrize("seed", range(4))

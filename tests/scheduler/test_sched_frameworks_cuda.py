@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.harness.arrays.kernels import occupy
-from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
 from warpwell import gpu
+from warpwell.libcuda import current_context
+from warpwell.programs import program_status, set_limits
 from warpwell.scheduler import Scheduler
-from warpwell.turns import gpu_work, operate
 
 SIZE = 1 << 16
 
@@ -99,11 +99,11 @@ def test_graphs_of_cupy_and_the_driver() -> None:
 
 @pytest.fixture(scope="module")
 def turns() -> Iterator[None]:
-    """A folder for turns: one for all, since a process keeps its boards; not on a disk, of which a GPU pins nothing."""
+    """A folder for turns, for all tests, because a process keeps its boards."""
     folder = tempfile.mkdtemp(dir="/dev/shm")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("WARPWELL_TURNS", folder)
-        operate.limit(hold=3600.0)
+        set_limits({"here": {"hold": 3600.0}})
         yield
     shutil.rmtree(folder)
 
@@ -114,7 +114,7 @@ def test_turns_meet_by_the_name_of_the_gpu(turns: None) -> None:
     with ww.turn("before"):  # before this thread has a context, perhaps
         pass
     x = cuda.to_device(np.ones(SIZE))
-    assert gpu_work.current_context()
+    assert current_context()
     with ww.turn("here") as turn:
         double[SIZE](x)
         turn.pause()
@@ -123,72 +123,13 @@ def test_turns_meet_by_the_name_of_the_gpu(turns: None) -> None:
         code = "import warpwell as ww, time\nwith ww.turn('other', priority=1):\n    print('inside', flush=True)\n"
         with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
             until = time.monotonic() + 60
-            while not any(row["state"] == "waits" for row in operate.status()):
+            while not any(row["state"] == "waiting" for row in program_status()):
                 assert time.monotonic() < until
                 time.sleep(0.01)
-            assert len({row["device"] for row in operate.status()}) == 1
+            assert len({row["device"] for row in program_status()}) == 1
             turn.pause()
             assert process.stdout is not None and process.stdout.readline() == "inside\n"
     assert (x.copy_to_host() == 4).all()
-
-
-@pytest.mark.parametrize("graph", [False, True])
-def test_work_waits_at_gates_while_another_program_has_the_gpu(
-    graph: bool, turns: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch = pytest.importorskip("torch")
-    from warpwell.turns import ahead
-
-    # This thread ends the other program: on a slow host, it must not wait for the GPU before that.
-    monkeypatch.setattr(ahead, "HOST", HANG_SECONDS)
-    x = torch.zeros(SIZE, device="cuda")
-    # The driver loads a kernel at its first launch, and waits for all streams to do so: not behind a gate.
-    x.add_(1)
-    x.zero_()
-    stream = torch.cuda.Stream() if graph else torch.cuda.current_stream()
-    captured = torch.cuda.CUDAGraph()
-    if graph:
-        with ww.turn("here", ahead=True, stream=stream) as turn, torch.cuda.graph(captured, stream=stream):
-            x.add_(1)
-            turn.pause()
-            x.add_(1)
-    code = (
-        "import sys, warpwell as ww\n"
-        "print('begins', flush=True)\n"
-        "with ww.turn('other', priority=1, device=0):\n"
-        "    print('inside', flush=True)\n"
-        "    sys.stdin.readline()\n"
-    )
-    turns = 0
-
-    def step() -> None:
-        with ww.turn("here", ahead=True, stream=stream) as turn, torch.cuda.stream(stream):
-            if graph:
-                captured.replay()
-                return
-            x.add_(1)
-            time.sleep(2 * ahead.CLOSE)
-            turn.pause()
-            x.add_(1)
-
-    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as process:
-        assert process.stdout is not None and process.stdin is not None and process.stdout.readline() == "begins\n"
-        # The hold limit is an hour, so only the pauses of this program can let the other one in.
-        until = time.monotonic() + HANG_SECONDS
-        while not any(row["tenant"] == "other" and row["state"] == "inside" for row in operate.status()):
-            assert time.monotonic() < until
-            step()
-            turns += 1
-        step()
-        turns += 1
-        done = torch.cuda.Event()
-        done.record(stream)
-        time.sleep(0.1)
-        assert not done.query()  # it waits at a gate
-        process.stdin.write("\n")
-        process.stdin.flush()
-        stream.synchronize()
-    assert bool((x == 2 * turns).all())
 
 
 def test_arrays_with_dlpack_alone() -> None:

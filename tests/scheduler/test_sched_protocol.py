@@ -1113,23 +1113,6 @@ time.sleep(100)
             os.kill(child, signal.SIGKILL)
 
 
-def test_the_status_of_a_service_needs_no_turns(
-    make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("WARPWELL_TURNS", "/proc/nothing")
-    service = make()
-    assert main(["sched", "status", "--socket", str(service.path)]) == 0
-    output = capsys.readouterr()
-    assert str(service.path) in output.out.replace("\n", "")
-    assert "name another folder in WARPWELL_TURNS" in " ".join(output.err.split())
-    assert main(["sched", "status", "--socket", str(service.path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["turns"] == [] and "WARPWELL_TURNS" in found["turns_unknown"]
-    monkeypatch.setenv("WARPWELL_SOCKET", str(tmp_path / "nobody.sock"))
-    assert main(["sched", "status"]) == 2
-    assert "WARPWELL_TURNS, and no scheduler service listens" in capsys.readouterr().err
-
-
 def test_a_handle_of_a_service_is_no_use_to_a_forked_child(make: Made) -> None:
     with connect(make().path) as client:
         waiting = client.submit(wait_forever[8], np.zeros(8))

@@ -26,7 +26,7 @@ RANKS = (
         "replacing",
     ),
     ("process_end", "shared_file"),
-    ("targets", "turns", "driver"),
+    ("targets", "driver"),
     ("nvme", "pool"),
     ("queues",),
     ("storage",),

@@ -1,15 +1,13 @@
-"""``warpwell sched``: serves a device to several processes, explains logs, and manages programs that lease a GPU."""
+"""``warpwell sched``: serves a device to several processes, and explains logs."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import signal
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..errors import ArgumentError, SchedulerError, ServiceError
+from ..errors import ArgumentError, ServiceError
 from ._common import (
     PLOT_SUFFIXES,
     Commands,
@@ -29,31 +27,17 @@ if TYPE_CHECKING:
 FAILURE_SECONDS = 1.0
 """Interval at which `serve` checks whether its service has failed."""
 
-_HOLD_TEXT = "how long a program may block others before it loses the lease (default: 10)"
-
 
 def add(commands: Commands[argparse.ArgumentParser]) -> None:
     """Add ``sched`` and its commands."""
-    verbs = add_group(commands, "sched", "share a device: serve it, explain decisions, limit and end programs")
+    verbs = add_group(commands, "sched", "serve a device to several processes, and explain decisions")
     _add_explain(verbs)
     _add_serve(verbs)
 
-    text = "show the state of a service, and the programs that lease a GPU"
-    parser = add_command(verbs, "status", status, text)
+    parser = add_command(verbs, "status", status, "show the state of a service")
     _socket(parser)
     parser.add_argument("--prometheus", action="store_true", help="print metrics in the text format of Prometheus")
     parser.add_argument("--log", metavar="FILE", help="write the log of the service, for sched explain")
-    json_option(parser)
-
-    parser = add_command(verbs, "end", end, "end the programs of a tenant that leases a GPU")
-    parser.add_argument("tenant", metavar="TENANT", help="tenant or process number, as shown by sched status")
-    parser.add_argument("--grace", type=float, metavar="SECONDS", help="time between the two signals (default: 5)")
-    json_option(parser)
-
-    parser = add_command(verbs, "limit", limit, "limit the leases of all GPUs of this user")
-    parser.add_argument("--hold", type=float, metavar="SECONDS", help=_HOLD_TEXT)
-    parser.add_argument("--ceiling", type=int, metavar="N", help="highest priority (default: 8)")
-    parser.add_argument("--tenants", metavar="FILE.json", help="limits by tenant: {name: {hold, ceiling, priority}}")
     json_option(parser)
 
 
@@ -83,7 +67,6 @@ def _add_serve(verbs: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="maximum number of running kernels (default: 2)")
     text = "settings of the tenants that may submit: {name: {weight, share, memory, ...}}"
     parser.add_argument("--tenants", metavar="FILE.json", help=text)
-    parser.add_argument("--hold", type=float, metavar="SECONDS", help=_HOLD_TEXT)
     parser.add_argument("--stuck-after", type=float, metavar="SECONDS", help="time limit for a block of a kernel")
     parser.add_argument("--log", metavar="FILE", help="append every event to a file, for sched explain")
     parser.add_argument("--metrics", metavar="FILE", help="write metrics for Prometheus every 5 s")
@@ -284,11 +267,10 @@ def _serve_until_stopped(arguments: argparse.Namespace, output: Output) -> NoRet
         with output.progress() as report:
             report("start", 0, 0)
             service.start()
-        with _lease_limits(arguments.hold, tenants or {}):
-            output.result("Serving", {"socket": str(service.path), **service.about})
-            sys.stdout.flush()  # the parent process may wait for this line
-            while not service.failure:
-                time.sleep(FAILURE_SECONDS)
+        output.result("Serving", {"socket": str(service.path), **service.about})
+        sys.stdout.flush()  # the parent process may wait for this line
+        while not service.failure:
+            time.sleep(FAILURE_SECONDS)
         raise ServiceError(f"the device process failed to restart: {service.failure}")
     except KeyboardInterrupt:
         service.close(soon=True)
@@ -297,58 +279,23 @@ def _serve_until_stopped(arguments: argparse.Namespace, output: Output) -> NoRet
         service.close()
 
 
-def _lease_limits(hold: float | None, tenants: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
-    """Return a context that limits leases while the service runs, if its options name a limit."""
-    from ..turns import HOLD
-    from ..turns.operate import limited
-
-    settings = {
-        name: {key: values[key] for key in ("ceiling", "priority") if key in values}
-        for name, values in tenants.items()
-        if isinstance(values, dict)
-    }
-    if hold is None and not any(settings.values()):
-        return contextlib.nullcontext()
-    return limited(hold=HOLD if hold is None else hold, tenants=settings)
-
-
 def _read_names(path: str | None, option: str) -> dict[str, Any] | None:
     from ..json_file import read_json
 
     return None if path is None else read_json(path, f"the file of {option}, an object by name")
 
 
-# -- status, end, limit ------------------------------------------------------------------------------------------------
+# -- status ------------------------------------------------------------------------------------------------------------
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Show the state of a service, and the programs that lease a GPU."""
-    from ..turns.operate import status
-
+    """Show the state of a service."""
     output = output_of(arguments)
-    leases: Sequence[dict[str, Any]] = []
-    unknown = ""
-    try:
-        leases = status()
-    except SchedulerError as error:  # /dev/shm is missing, or its folder is of another user: a service may exist
-        unknown = str(error)
-    try:
-        service = _service_status(arguments, output)
-    except ServiceError as error:
-        if arguments.socket or arguments.prometheus or arguments.log:
-            raise
-        if not leases:
-            raise ServiceError(f"{unknown or 'no program leases a GPU here'}, and {error}") from None
-        service = {}  # leases need no service
+    service = _service_status(arguments, output)
     if arguments.json:
-        output.print_json({**service, "turns": leases, **({"turns_unknown": unknown} if unknown else {})})
-        return 0
-    if service and not arguments.prometheus:
+        output.print_json(service)
+    elif not arguments.prometheus:
         output.result(service["socket"], service)
-    if leases and not arguments.prometheus:
-        _print_leases(output, leases)
-    if unknown:
-        output.notes.print(f"the programs that lease a GPU are unknown: {unknown}")
     return 0
 
 
@@ -367,46 +314,3 @@ def _service_status(arguments: argparse.Namespace, output: Output) -> dict[str, 
         return {"socket": str(client.path), **client.status()}
     finally:
         client.close(cancel=True)
-
-
-def _print_leases(output: Output, leases: Sequence[dict[str, Any]]) -> None:
-    heads = ("device", "process", "tenant", "priority", "state", "for, s", "turns", "used, s")
-    rows = [
-        (
-            lease["device"][:12],
-            str(lease["process"]),
-            lease["tenant"],
-            str(lease["priority"]),
-            lease["state"],
-            f"{lease['seconds']:.3f}",
-            f"{lease['turns']:,}",
-            f"{lease['used']:.3f}",
-        )
-        for lease in leases
-    ]
-    output.table("Turns", heads, rows, ("tenant", "state"))
-
-
-def end(arguments: argparse.Namespace) -> int:
-    """End the programs of a tenant."""
-    from ..turns.operate import GRACE, end
-
-    grace = GRACE if arguments.grace is None else arguments.grace
-    output_of(arguments).result("Ended", {"processes": end(arguments.tenant, grace)})
-    return 0
-
-
-def limit(arguments: argparse.Namespace) -> int:
-    """Limit leases."""
-    from ..json_file import read_json
-    from ..turns import CEILING, HOLD
-    from ..turns.operate import limit
-
-    path = arguments.tenants
-    tenants = None if path is None else read_json(path, "the file of --tenants, tenants by name")
-    hold = HOLD if arguments.hold is None else arguments.hold
-    ceiling = CEILING if arguments.ceiling is None else arguments.ceiling
-    devices = limit(hold=hold, ceiling=ceiling, tenants=tenants)
-    values = {"hold": hold, "ceiling": ceiling, "tenants": sorted(tenants or {}), "devices": devices}
-    output_of(arguments).result("Limits of turns", values)
-    return 0

@@ -149,9 +149,11 @@ def _limit(argv: list[str]) -> int:
     parser.add_argument("--weight", type=float, metavar="N", help="share of the time among tenants (default: 1)")
     parser.add_argument("--priority", type=int, metavar="N", help="added to the priority of its programs (default: 0)")
     parser.add_argument("--ceiling", type=int, metavar="N", help="largest priority of its programs (default: 8)")
+    text = "time that a turn of ww.turn may take while another program waits (default: 10)"
+    parser.add_argument("--hold", type=float, metavar="SECONDS", help=text)
     json_option(parser)
     arguments = parser.parse_args(argv)
-    names = ("weight", "priority", "ceiling")
+    names = ("weight", "priority", "ceiling", "hold")
     values = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     output_of(arguments).result("Tenants", set_limits({arguments.tenant: values}))
     return 0
@@ -159,11 +161,15 @@ def _limit(argv: list[str]) -> int:
 
 def _arbiter(argv: list[str]) -> int:
     """Be the arbiter of a board. Programs start it; users need not."""
-    from ..programs import run_arbiter
+    from ..driver import Board
 
     if len(argv) != 1:
         raise ArgumentError("share arbiter needs the path of a board", name="path")
-    run_arbiter(Path(argv[0]))
+    board = Board(Path(argv[0]))
+    if board.become_arbiter():  # before the import, which takes a second, so that no other process starts one
+        from ..programs import run_arbiter
+
+        run_arbiter(board)
     return 0
 
 

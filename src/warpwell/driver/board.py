@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from .._os import clock
 from ..shared_file import SharedFile
 
 SLOTS, SLOT_BYTES, TABLE, NAME_BYTES = 128, 256, 4096, 64
@@ -18,6 +19,10 @@ _SLOT_LOCKS, _ARBITER_LOCK = 1 << 40, (1 << 40) - 1
 """Bytes of the file that the kernel locks for the owners of slots, and for the arbiter."""
 _ARBITER, _BEAT, _PROGRAMS, _BELL = 1, 8, 9, 16
 """64-bit fields of the head."""
+_WRAP = 1 << 64
+
+START_PAUSE_SECONDS = 1.0
+"""Minimum time between two starts of an arbiter by a process; it doubles at each start without success."""
 
 
 def device_file(uuid: bytes) -> str:
@@ -35,33 +40,47 @@ class Board(SharedFile):
         Words of a slot.
     WORKER, STREAMS, TURN : int
         Kinds of programs.
-    IDLE, RUNNING, LEAVING, WAITING : int
+    IDLE, RUNNING, LEAVING, WAITING, OVERDUE : int
         States of a slot, as its arbiter sees it.
     """
 
-    SUFFIX, NBYTES, FORMAT = ".board", TABLE + SLOTS * SLOT_BYTES, int.from_bytes(b"WWWGATE1", "little")
+    SUFFIX, NBYTES, FORMAT = ".board", TABLE + SLOTS * SLOT_BYTES, int.from_bytes(b"WWWGATE2", "little")
 
     GATE, BUDGET_NS, OPENED, SERIAL = range(4)
     HELD, ISSUED, DONE, EXPECTED_NS, LONGEST_NS = range(8, 13)
     STATE, SINCE_NS, USED_NS, LAUNCHES, KIND, PID, PRIORITY = range(16, 23)
     TENANT = 24
     WORKER, STREAMS, TURN = 1, 2, 3
-    IDLE, RUNNING, LEAVING, WAITING = range(4)
+    IDLE, RUNNING, LEAVING, WAITING, OVERDUE = range(5)
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.fields = memoryview(self._map).cast("B").cast("Q")
-        self._own: set[int] = set()
+        self._own: dict[int, object] = {}
+        self._is_arbiter = False
         self._started: subprocess.Popen[bytes] | None = None
+        self._start_time, self._start_pause = 0.0, START_PAUSE_SECONDS
 
     # -- the arbiter ---------------------------------------------------------------------------------------------
 
     def ensure_arbiter(self) -> None:
-        """Start an arbiter unless one has the lock; it exits when the board has no programs."""
+        """Start an arbiter unless one has the lock; it exits when the board has no programs.
+
+        Raises
+        ------
+        OSError
+            It cannot be started.
+        """
         if self._started is not None and self._started.poll() is None:
             return
-        self._started = None
-        if self.arbiter is None:
+        self._started, now = None, clock.monotonic()
+        if self.arbiter is not None:
+            self._start_pause = START_PAUSE_SECONDS
+            return
+        if getattr(sys, "frozen", False) or not os.path.basename(sys.executable or "").startswith("python"):
+            raise OSError(f"sys.executable is {sys.executable!r}, not Python")  # the program would start itself
+        if now >= self._start_time:
+            self._start_time, self._start_pause = now + self._start_pause, min(2 * self._start_pause, 32.0)
             self._started = subprocess.Popen(
                 [sys.executable, "-P", "-m", "warpwell", "share", "arbiter", str(self.path)],
                 stdin=subprocess.DEVNULL,
@@ -72,16 +91,18 @@ class Board(SharedFile):
 
     def become_arbiter(self) -> bool:
         """Take the lock of the arbiter; return False if another process has it."""
-        return self.lock(_ARBITER_LOCK)
+        self._is_arbiter = self.lock(_ARBITER_LOCK)
+        return self._is_arbiter
 
     def resign(self) -> None:
         """Free the lock of the arbiter."""
+        self._is_arbiter = False
         self.unlock(_ARBITER_LOCK)
 
     @property
     def arbiter(self) -> int | None:
         """The process of the arbiter, 0 if it is of another container, or None."""
-        return self.lock_owner(_ARBITER_LOCK)
+        return os.getpid() if self._is_arbiter else self.lock_owner(_ARBITER_LOCK)
 
     def beat(self, programs: int) -> None:
         """Show that the arbiter is alive, and how many programs it sees."""
@@ -132,35 +153,57 @@ class Board(SharedFile):
         """Mark the slot of an exited process as free, unless another process has taken it."""
         if self.lock(_SLOT_LOCKS + index):
             if self.fields[self.slot(index) + self.SERIAL] == serial:
-                self.fields[self.slot(index) + self.SERIAL] = (serial + 1) % (1 << 64)
+                self.fields[self.slot(index) + self.SERIAL] = (serial + 1) % _WRAP
             self.unlock(_SLOT_LOCKS + index)
 
     def take_slot(self, kind: int, pid: int, priority: int, tenant: str) -> tuple[int, int] | None:
-        """Take a free slot for this process; return its index and serial, or None if all are in use."""
+        """Take a free slot for this process; return its index and serial, or None if all are in use. Any thread."""
+        claim = object()
         for index in range(SLOTS):
-            if index in self._own or not self.lock(_SLOT_LOCKS + index):
+            if self._own.setdefault(index, claim) is not claim:
                 continue
-            at = self.slot(index)
-            self._own.add(index)
-            serial = (self.fields[at + self.SERIAL] & ~1) + 2
-            self.fields[at + self.SERIAL] = serial
-            for word in (*range(self.BUDGET_NS, self.SERIAL), *range(self.HELD, self.TENANT)):
-                self.fields[at + word] = 0
-            self.fields[at + self.GATE] = 1
-            self.fields[at + self.KIND], self.fields[at + self.PID] = kind, pid
-            self.fields[at + self.PRIORITY] = priority % (1 << 64)
-            name = tenant.encode()[: NAME_BYTES - 1]
-            self._map[8 * (at + self.TENANT) : 8 * (at + self.TENANT) + NAME_BYTES] = name.ljust(NAME_BYTES, b"\0")
-            self.fields[at + self.SERIAL] = serial + 1
-            self.ring()
-            return index, serial + 1
+            try:
+                if self.lock(_SLOT_LOCKS + index):
+                    return index, self.fill_slot(index, kind, pid, priority, tenant)
+            except BaseException:
+                self.unlock(_SLOT_LOCKS + index)
+                del self._own[index]
+                raise
+            del self._own[index]
         return None
+
+    def fill_slot(self, index: int, kind: int, pid: int, priority: int, tenant: str) -> int:
+        """Write who has a slot of this process from now on; return its serial. A full memory fence.
+
+        The gate of a lease is closed: two new leases must not overlap before an arbiter has seen them.
+        """
+        at = self.slot(index)
+        serial = (self.fields[at + self.SERIAL] + 2) % _WRAP & ~1
+        self.fields[at + self.SERIAL] = serial
+        for word in (*range(self.BUDGET_NS, self.SERIAL), *range(self.HELD, self.TENANT)):
+            self.fields[at + word] = 0
+        self.fields[at + self.GATE] = kind != self.TURN
+        self.fields[at + self.KIND], self.fields[at + self.PID] = kind, pid
+        self.fields[at + self.PRIORITY] = priority % _WRAP
+        name = tenant.encode()[: NAME_BYTES - 1]
+        self._map[8 * (at + self.TENANT) : 8 * (at + self.TENANT) + NAME_BYTES] = name.ljust(NAME_BYTES, b"\0")
+        self.fields[at + self.SERIAL] = serial + 1
+        self.ring()
+        return serial + 1
+
+    def keep_slot(self, index: int) -> bool:
+        """Take the lock of a slot of this process again; return False, and forget the slot, if it has been lost."""
+        if self.lock(_SLOT_LOCKS + index):
+            return True
+        del self._own[index]
+        return False
 
     def release_slot(self, index: int) -> None:
         """Free a slot of this process."""
-        self.fields[self.slot(index) + self.SERIAL] = (self.fields[self.slot(index) + self.SERIAL] + 1) % (1 << 64)
-        self._own.discard(index)
+        at = self.slot(index) + self.SERIAL
+        self.fields[at] = (self.fields[at] | 1) + 1 & _WRAP - 1
         self.unlock(_SLOT_LOCKS + index)
+        del self._own[index]
         self.ring()
 
     def tenant(self, index: int) -> str:
@@ -175,9 +218,21 @@ class Board(SharedFile):
     def priority(self, index: int) -> int:
         """Return the priority that the program of a slot named."""
         word = self.fields[self.slot(index) + self.PRIORITY]
-        return word - (1 << 64) if word >> 63 else word
+        return word - _WRAP if word >> 63 else word
 
     def set_gate(self, index: int, is_open: bool) -> None:
         """Open or close the gate of a slot, and wake its program. A full memory fence."""
         self.fields[self.slot(index) + self.GATE] = is_open
         self._wake(self.slot(index) + self.OPENED)
+
+    def opened(self, index: int) -> int:
+        """Return the value of the futex of a slot, for `wait_for_gate`."""
+        return self._read_futex(self.slot(index) + self.OPENED)
+
+    def wait_for_gate(self, index: int, opened: int, seconds: float) -> None:
+        """Wait until the futex of a slot differs from `opened`, it is woken, a signal arrives, or the time is over."""
+        self._wait(self.slot(index) + self.OPENED, opened, seconds)
+
+    def wake_slot(self, index: int) -> None:
+        """Wake the threads that wait for the gate of a slot. A full memory fence."""
+        self._wake_unchanged(self.slot(index) + self.OPENED)

@@ -13,7 +13,7 @@ from ..driver import Board
 from ..errors import WarpwellError
 from ..replacing import replacing
 from ..scheduler import Core, Log, Profile, Request, Task, Tenant
-from .executor import Program, ProgramExecutor
+from .executor import HOLD_SECONDS, Program, ProgramExecutor
 from .policy import Programs
 
 CONTENDED_BUDGET_NS = 500_000
@@ -70,17 +70,22 @@ class Arbiter:
             self._detach()
         for program in self.programs.values():
             program.read(now)
+            self.executor.wait_for(program, now)
             if program.job is None and program.needs_job():
                 self._submit(program, now)
+            elif program.job is not None and program.gave_up:
+                self.core.cancel(program.job)
         until = self.core.step()
         self._bound_work(now)
         self.board.beat(len(self.programs))
         is_contended = self.core.first_waiting is not None
-        if self.executor.waits_for_device:
-            return 0.2e-3
+        if self.executor.poll_seconds is not None:
+            return self.executor.poll_seconds
         if is_contended:
             return min(1e-3, max(0.0, (until or now + 1.0) - self.executor.now()))
-        return 20e-3 if self.core.running else 0.5
+        if all(job.task.launch.is_lease for job in self.core.running):
+            return 0.1 if self.core.running else 0.5
+        return 20e-3
 
     def run(self) -> None:
         """Schedule until the board has had no program for `EXIT_SECONDS`."""
@@ -98,6 +103,7 @@ class Arbiter:
         for key in slots:
             if key not in self.programs:
                 self.programs[key] = program = Program(self.board, *key, now)
+                self._apply_hold(program)
                 self.executor.welcome(program, self.core.limit)
         for key in self.programs.keys() - set(slots):
             self._forget(key)
@@ -117,6 +123,8 @@ class Arbiter:
 
     def _submit(self, program: Program, now: float) -> None:
         priority = max(-MAX_PRIORITY, min(program.priority, MAX_PRIORITY))
+        competitors = [other.used for other in self.programs.values() if other.job is not None]
+        program.used = max(program.used, min(competitors, default=0.0))
         task = Task(program.name, 1, Profile(), program, tenant=program.tenant, priority=priority)
         self._apply_limits(program.tenant)
         program.job = self.core.submit(Request(program.name, [task], now))[0]
@@ -142,12 +150,20 @@ class Arbiter:
         self._limits, self._limits_time = read_limits(path.parent), changed
         for name in list(self.core.tenants):
             self._apply_limits(name)
+        for program in self.programs.values():
+            self._apply_hold(program)
 
     def _apply_limits(self, name: str) -> None:
         account = self.core.tenants.account(name)
         with contextlib.suppress(WarpwellError, TypeError):  # an unknown setting
-            account.tenant = Tenant(name, **self._limits.get(name, {}))
+            limits = {key: value for key, value in self._limits.get(name, {}).items() if key != "hold"}
+            account.tenant = Tenant(name, **limits)
             account.weight = account.tenant.weight
+
+    def _apply_hold(self, program: Program) -> None:
+        hold = self._limits.get(program.tenant, {}).get("hold", HOLD_SECONDS)
+        if program.is_lease and isinstance(hold, int | float) and hold > 0:
+            program.hold = float(hold)
 
     def _write_log(self) -> None:
         """Write the log next to the board, for `warpwell sched explain`, while no program waits."""
@@ -179,9 +195,8 @@ def write_limits(folder: Path, tenants: dict[str, dict[str, Any]]) -> None:
         path.write_text(json.dumps(tenants))
 
 
-def run_arbiter(path: Path) -> None:
+def run_arbiter(own_board: Board) -> None:
     """Schedule the programs of a board until all have exited, unless another process does."""
-    own_board = Board(path)
     while own_board.become_arbiter():
         Arbiter(own_board).run()
         own_board.resign()

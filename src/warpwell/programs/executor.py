@@ -29,7 +29,11 @@ MAX_DRAIN_SECONDS = 1.0
 """Maximum of that time, because programs themselves report the expected time of their calls."""
 
 HOLD_SECONDS = 10.0
-"""Minimum of that time for `ww.turn`, which the program ends. Chosen with the H200 turns of 23 November."""
+"""That time for a lease, because a program ends its turns itself. An operator can change it. Chosen with the H200 turns
+of 23 November."""
+
+LEASE_START_SECONDS = 50e-3
+"""Time that a lease has to pass its opened gate: its thread may wait for the interpreter's lock."""
 
 _WRAP = 1 << 64
 
@@ -50,8 +54,12 @@ class Program:
         Its unfinished busy period.
     is_open : bool
         Whether the arbiter has opened its gate.
+    is_lease : bool
+        Whether it is a thread with `ww.turn`.
     hold : float
         Minimum time that the device has to pass its calls, in seconds.
+    used : float
+        Its time on the device in seconds. When it begins to compete, it has at least the time of a busy competitor.
     """
 
     def __init__(self, own_board: Board, index: int, serial: int, now: float) -> None:
@@ -61,8 +69,10 @@ class Program:
         self.tenant = own_board.tenant(index)
         self.job: Job | None = None
         self.is_open = own_board.fields[self._at + Board.GATE] == 1
-        is_turn = own_board.fields[self._at + Board.KIND] == Board.TURN
-        self.hold = HOLD_SECONDS if is_turn else DRAIN_SECONDS
+        self.is_lease = own_board.fields[self._at + Board.KIND] == Board.TURN
+        self.hold = HOLD_SECONDS if self.is_lease else DRAIN_SECONDS
+        self.start_seconds = LEASE_START_SECONDS if self.is_lease else START_SECONDS
+        self.used = 0.0
         self.held = self.issued = self.done = 0
         self.changed, self.active = now, -1.0
         self._stuck: tuple[int, int, int] | None = None
@@ -83,17 +93,30 @@ class Program:
     @property
     def is_attached(self) -> bool:
         """Whether it still has the slot, and its process has not exited."""
-        return self.board.fields[self._at + Board.SERIAL] == self.serial and self.board.is_alive(self.index)
+        return self._has_slot and self.board.is_alive(self.index)
+
+    @property
+    def _has_slot(self) -> bool:
+        """Whether the words of the slot are its own: the next owner may have taken the slot since the last step."""
+        return self.board.fields[self._at + Board.SERIAL] == self.serial
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the device did not pass its calls in time, and has passed none since then."""
+        return self._undrained is not None
 
     def read(self, now: float) -> None:
         """Read the program's fields."""
+        if not self._has_slot:
+            return
         fields, at = self.board.fields, self._at
         found = fields[at + Board.HELD], fields[at + Board.DONE], fields[at + Board.ISSUED]  # `done` before `issued`
         if found != (self.held, self.done, self.issued):
             self.held, self.done, self.issued = found
             self.changed = now
-            if self.done != self._undrained:
+            if self.is_overdue and self.done != self._undrained:
                 self._undrained = None
+                self.report(Board.IDLE)
         if self.job is not None:
             self.active = now
         if fields[at + Board.GATE] != self.is_open:
@@ -105,21 +128,28 @@ class Program:
             return self._stuck != (self.held, self.done, self.issued)
         return self.is_open and (self.in_flight or self.issued != self._idle_issued)
 
+    @property
+    def gave_up(self) -> bool:
+        """Whether it is a lease that waits no more: its time is over, or Ctrl-C came."""
+        return self.is_lease and not (self.held or self.in_flight) and self.job is not None and self.job.waits
+
     def set_gate(self, is_open: bool) -> None:
         """Open or close the gate."""
         self.is_open = is_open
-        self.board.set_gate(self.index, is_open)
+        if self._has_slot:
+            self.board.set_gate(self.index, is_open)
 
     def drain_seconds(self) -> float:
         """Return the time that the device has to pass its calls; 0 if it passed none in the time that it had before."""
-        if self._undrained is not None:
+        if self.is_overdue:
             return 0.0
         expected = self.board.fields[self._at + Board.EXPECTED_NS]
         return max(self.hold, min(4e-9 * expected, MAX_DRAIN_SECONDS))
 
     def mark_undrained(self) -> None:
-        """Note that the device did not pass its calls in time."""
+        """Record that the device did not pass its calls in time. A new lease then does not wait for this one."""
         self._undrained = self.done
+        self.report(Board.OVERDUE)
 
     def mark_idle(self, is_stuck: bool) -> None:
         """Note that a busy period is over; with `is_stuck`, ignore its held call until the program's process runs."""
@@ -128,6 +158,11 @@ class Program:
 
     def report(self, state: int, used_seconds: float | None = None) -> None:
         """Write the state of the program for `program_status`, and the time of a residency that is over."""
+        if not self._has_slot:
+            return
+        self.used += used_seconds or 0.0
+        if self.is_overdue and state != Board.RUNNING:
+            state = Board.OVERDUE
         fields, at = self.board.fields, self._at
         fields[at + Board.STATE], fields[at + Board.SINCE_NS] = state, clock.monotonic_ns()
         if used_seconds is not None:
@@ -137,8 +172,10 @@ class Program:
 
     def bound_work(self, nanoseconds: int) -> None:
         """Set the expected work that it may have on the device; 0: no bound."""
-        if self.board.fields[self._at + Board.BUDGET_NS] != nanoseconds:
+        if self._has_slot and self.board.fields[self._at + Board.BUDGET_NS] != nanoseconds:
             self.board.fields[self._at + Board.BUDGET_NS] = nanoseconds
+            if self.is_lease:
+                self.board.set_gate(self.index, self.is_open)  # wakes it, to release the device after its turn
 
 
 class ProgramExecutor(Executor):
@@ -155,7 +192,7 @@ class ProgramExecutor(Executor):
         self.board, self._now, self._start = own_board, now, now()
         self._running: dict[Job, float] = {}
         self._opening: set[Job] = set()
-        self._deadlines: dict[Job, float] = {}
+        self._closed: dict[Job, float] = {}
         self._lingering: set[Program] = set()
         self._draining: dict[Program, float] = {}
 
@@ -164,9 +201,15 @@ class ProgramExecutor(Executor):
         return Capacity()
 
     @property
-    def waits_for_device(self) -> bool:
-        """Whether a gate was closed and its calls are not passed yet."""
-        return bool(self._deadlines or self._opening)
+    def poll_seconds(self) -> float | None:
+        """Interval at which programs with calls behind a closed gate are looked at, or None if no program has any.
+
+        A lease rings when its turn ends, so it is looked at less often.
+        """
+        programs = [_program(job) for job in self._closed] + list(self._draining)
+        if not (programs or self._opening):
+            return None
+        return 2e-3 if programs and all(program.is_lease for program in programs) else 0.2e-3
 
     def welcome(self, program: Program, limit: int) -> None:
         """Close the gate of a new program if `limit` gates are open."""
@@ -174,6 +217,15 @@ class ProgramExecutor(Executor):
             program.set_gate(False)
         elif program.is_open:
             self._lingering.add(program)
+
+    def wait_for(self, program: Program, now: float) -> None:
+        """Open no gate while a lease is inside behind a closed gate, unless it is overdue.
+
+        It entered without an arbiter, or an arbiter closed its gate and was killed.
+        """
+        if program.is_lease and program.in_flight and not (program.is_open or program.is_overdue):
+            if program.job is None or program.job.waits:
+                self._draining.setdefault(program, now)
 
     def forget(self, program: Program) -> None:
         """Forget a program whose slot is free."""
@@ -188,7 +240,7 @@ class ProgramExecutor(Executor):
         self._draining.pop(program, None)
         for idle in self._lingering:
             idle.set_gate(False)
-            self._draining[idle] = now + idle.drain_seconds()
+            self._draining[idle] = now
         self._lingering.clear()
         self._opening.add(job)
         self._open_gates(now)
@@ -198,7 +250,7 @@ class ProgramExecutor(Executor):
         self._opening.discard(job)
         program.set_gate(False)
         program.report(Board.LEAVING)
-        self._deadlines[job] = self.now() + program.drain_seconds()
+        self._closed[job] = self.now()
 
     def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
         """Do nothing: a program has the whole device."""
@@ -242,9 +294,9 @@ class ProgramExecutor(Executor):
         if not program.is_attached:
             error = TaskLostError(f"program {program.name!r} has exited", task=program.name)
             return Ended(job, now, error)
-        deadline, quiet = self._deadlines.get(job), now - max(program.changed, self._running[job])
-        if deadline is not None:
-            if program.in_flight and now < deadline:
+        closed, quiet = self._closed.get(job), now - max(program.changed, self._running[job])
+        if closed is not None:
+            if program.in_flight and now < closed + program.drain_seconds():
                 return None
             if program.in_flight:
                 program.mark_undrained()
@@ -252,7 +304,7 @@ class ProgramExecutor(Executor):
             return Stopped(job, now, 0) if program.held and not is_frozen else Ended(job, now)
         if job in self._opening or program.in_flight:
             return None
-        return Ended(job, now) if quiet >= (START_SECONDS if program.held else IDLE_SECONDS) else None
+        return Ended(job, now) if quiet >= (program.start_seconds if program.held else IDLE_SECONDS) else None
 
     def _leave(self, job: Job, program: Program, event: Ended | Stopped, now: float) -> None:
         used = now - self._running.pop(job)
@@ -266,14 +318,17 @@ class ProgramExecutor(Executor):
                 program.report(Board.IDLE, used)
             if program.is_open and event.error is None:
                 self._lingering.add(program)
-        self._deadlines.pop(job, None)
+        self._closed.pop(job, None)
 
     def _open_gates(self, now: float) -> None:
         """Open the gates of launched programs if the device has passed the calls of programs whose gate lingered."""
-        for program, deadline in list(self._draining.items()):
+        for program, closed in list(self._draining.items()):
             program.read(now)
-            if not program.in_flight or now >= deadline or not program.is_attached:
+            is_late = now >= closed + program.drain_seconds()
+            if not program.in_flight or is_late or not program.is_attached:
                 del self._draining[program]
+                if is_late and program.in_flight:
+                    program.mark_undrained()
         if not self._draining:
             for job in self._opening:
                 program = _program(job)

@@ -1,4 +1,4 @@
-"""Status, limits and end of the programs that share GPUs."""
+"""Status, limits and end of the programs and leases that share GPUs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from .._check import checked_seconds
 from .._os import clock
 from ..driver import Board
 from ..errors import ArgumentError, SchedulerError
@@ -17,7 +18,7 @@ from .arbiter import read_limits, write_limits
 TERMINATE_SECONDS = 5.0
 """Time that a program has to exit after SIGTERM."""
 
-_STATES = {Board.RUNNING: "running", Board.LEAVING: "leaving", Board.WAITING: "waiting"}
+_STATES = {Board.RUNNING: "running", Board.LEAVING: "leaving", Board.WAITING: "waiting", Board.OVERDUE: "overdue"}
 
 
 def boards() -> Iterator[Board]:
@@ -36,8 +37,8 @@ def program_status() -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        "device", "process" (in its own container), "tenant", "priority", "state" ("running", "leaving", "waiting" or
-        "idle"), "seconds" in that state, "launches" (busy periods) and "used" (seconds).
+        "device", "process" (in its own container), "tenant", "priority", "state" ("running", "leaving", "waiting",
+        "overdue" or "idle"), "seconds" in that state, "launches" (busy periods) and "used" (seconds).
     """
     found = []
     for each, index in _living_slots():
@@ -69,8 +70,8 @@ def set_limits(tenants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
     Parameters
     ----------
     tenants : mapping
-        By name, some of "weight", "priority" (added to the priority of each program) and "ceiling"; an empty mapping
-        resets a tenant.
+        By name, some of "weight", "priority" (added to the priority of each program), "ceiling", and "hold" (seconds
+        that a turn of `warpwell.turn` may take while another program waits); an empty mapping resets a tenant.
 
     Raises
     ------
@@ -79,13 +80,15 @@ def set_limits(tenants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
     """
     found = read_limits(shared_folder())
     for name, values in tenants.items():
-        if unknown := set(values) - {"weight", "priority", "ceiling"}:
+        if unknown := set(values) - {"weight", "priority", "ceiling", "hold"}:
             raise ArgumentError(
-                f"unknown setting {sorted(unknown)[0]!r} of tenant {name!r}; expected weight, priority or ceiling",
+                f"unknown setting {min(unknown)!r} of tenant {name!r}; expected weight, priority, ceiling or hold",
                 name="tenants",
             )
         found[name] = {**found.get(name, {}), **values} if values else {}
-        Tenant(name, **found[name])
+        if "hold" in values:
+            found[name]["hold"] = checked_seconds(values["hold"], f"hold of tenant {name!r}")
+        Tenant(name, **{key: value for key, value in found[name].items() if key != "hold"})
     found = {name: values for name, values in found.items() if values}
     write_limits(shared_folder(), found)
     for each in boards():

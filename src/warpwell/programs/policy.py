@@ -15,6 +15,9 @@ AGING_SECONDS = 1.0
 class Programs(Policy):
     """Give the device to the waiting program of the highest level, and of one level to the least use over weight.
 
+    Programs of one tenant share its time equally. A lease that has not ended its turn for the tenant's hold time while
+    a program waited has to leave at any level.
+
     The level of a waiting program is its priority and its tenant's, and one more for each `AGING_SECONDS`. A program
     that was launched at a level keeps it for a time slice; after that, its priorities count alone.
     """
@@ -31,20 +34,23 @@ class Programs(Policy):
         waiting = view.waiting.heads()
         if not waiting:
             return []
-        best = min(waiting, key=lambda job: (-self._level(view, job), _use(view, job), job.since, job.number))
+        best = min(waiting, key=lambda job: (-self._level(view, job), *_use(view, job), job.since, job.number))
         level = self._level(view, best)
-        why = {"level": level, "use": _use(view, best) / view.capacity.processors}
+        why = {"level": level, "use": _use(view, best)[0] / view.capacity.processors}
         if len(view.running) < view.limit:
             self._launch_levels[best.number] = level
             return [Launch(best, Placement(), {"rule": "priority", **why})]
         running = [job for job in view.running if job.state is State.RUNNING]
         if len(running) < len(view.running):
             return []  # a place is about to be free
-        victim = min(running, key=lambda job: (self._level(view, job), -_use(view, job)))
+        victim = min(running, key=lambda job: (self._level(view, job), -_use(view, job)[0]))
         victim_level, resident = self._level(view, victim), view.now - victim.since
         why |= {"victim": victim.number, "victim_level": victim_level, "resident": resident}
         if level > victim_level:
             return [Preempt(victim, "drain", best, {"rule": "priority", **why})]
+        waited = view.now - min(job.since for job in waiting)
+        if victim.task.launch.is_lease and min(resident, waited) >= victim.task.launch.hold:
+            return [Preempt(victim, "drain", best, {"rule": "hold time", **why})]
         if resident < TIME_SLICE_SECONDS:
             return [Hold(best, {"rule": "time slice", **why}, again=TIME_SLICE_SECONDS - resident)]
         if level == victim_level and _use(view, best) <= _use(view, victim):
@@ -62,7 +68,8 @@ class Programs(Policy):
         return max(level, self._launch_levels.get(job.number, level)) if seconds < TIME_SLICE_SECONDS else level
 
 
-def _use(view: View, job: Job) -> float:
-    """Return the SM-seconds that the tenant of a job has used, over its weight."""
+def _use(view: View, job: Job) -> tuple[float, float]:
+    """Return the SM-seconds that the tenant of a job has used, over its weight; and among its programs, the seconds."""
+    program, seconds = job.task.launch, view.now - job.since
     clock: float = view.tenants[job.task.tenant].clock
-    return clock
+    return clock, program.used + (0.0 if job.waits else seconds)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-FORMAT = int.from_bytes(b"WWWGATE1", "little")
+FORMAT = int.from_bytes(b"WWWGATE2", "little")
 TABLE, SLOT_BYTES, SLOTS = 4096, 256, 128
 BEAT, PROGRAMS, BELL = 8, 9, 16
 GATE, OPENED, SERIAL, HELD, ISSUED, DONE, LONGEST, LAUNCHES = 0, 2, 3, 8, 9, 10, 12, 19

@@ -28,7 +28,7 @@
 
 #include <stdatomic.h>
 
-#define WW_GATE_FORMAT 0x3145544147575757ull /* "WWWGATE1" */
+#define WW_GATE_FORMAT 0x3245544147575757ull /* "WWWGATE2" */
 #define WW_GATE_SLOTS 128u
 #define WW_GATE_SLOT_BYTES 256u
 #define WW_GATE_TABLE 4096u /* offset of the slots */
@@ -48,7 +48,7 @@ enum ww_gate_kind {
     WW_GATE_WORKER = 1,  /* a worker of the driver layer: holds calls in the host */
     WW_GATE_STREAMS = 2, /* a pass-through driver: its streams wait at `gate` on the GPU, and a thread of the process
                             writes the words; work behind a closed gate is not issued yet */
-    WW_GATE_TURN = 3,    /* a thread with ww.turn: waits in the host */
+    WW_GATE_TURN = 3,    /* a thread with ww.turn (lease.py): waits in the host. Its gate is closed at first */
 };
 
 struct ww_gate_head {
@@ -60,7 +60,7 @@ struct ww_gate_head {
 };
 
 struct ww_gate_slot {
-    /* The arbiter writes. The owner sets `gate` to 1 and `budget_ns` to 0 when it takes the slot. */
+    /* The arbiter writes. The owner sets `gate` to 1 (a lease: 0) and `budget_ns` to 0 when it takes the slot. */
     _Alignas(64) _Atomic uint64_t gate; /* 1: open, 0: closed. The only word on which a GPU may wait */
     _Atomic uint64_t budget_ns;         /* expected work on the device at a time; 0: no bound */
     _Atomic uint32_t opened, rest0;     /* futex of the program: changes when the gate opens or closes */
@@ -75,7 +75,7 @@ struct ww_gate_slot {
     uint64_t spare1[3];
 
     /* Written seldom: the arbiter's for `warpwell share status`, then the owner's when it takes the slot. */
-    _Alignas(64) _Atomic uint64_t state; /* 0 idle, 1 running, 2 leaving, 3 waiting */
+    _Alignas(64) _Atomic uint64_t state; /* 0 idle, 1 running, 2 leaving, 3 waiting, 4 overdue */
     _Atomic uint64_t since_ns, used_ns, launches;
     _Atomic uint64_t kind;
     _Atomic int64_t pid, priority; /* process in its own namespace; larger is sooner */

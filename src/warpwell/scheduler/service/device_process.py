@@ -39,8 +39,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+from ...libcuda import device_name
 from ...targets import default_device, to_device, to_host
-from ...turns import device_name
 from ..events import Event, Log
 from ..predict.learner import Learner
 from ..report.prometheus import LogMetrics, write_text

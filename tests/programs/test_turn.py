@@ -1,0 +1,730 @@
+"""Leases between processes and threads, without a GPU: order, deaths, stops, forks, Ctrl-C, limits."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.harness import turns
+from tests.harness.turns import HOLDS, OTHER, WAITS, Gpu, rows, state, waiting
+from tests.harness.until import HANG_SECONDS, until
+
+import warpwell as ww
+from warpwell import errors, libcuda
+from warpwell.cli.main import main
+from warpwell.driver import Board
+from warpwell.programs import end_programs, gpu_work, lease, set_limits
+from warpwell.programs.executor import LEASE_START_SECONDS
+
+LONG = HANG_SECONDS
+
+
+@pytest.fixture
+def no_arbiter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No arbiter starts."""
+    monkeypatch.setattr(Board, "ensure_arbiter", lambda board: None)
+
+
+folder, device, name, start = turns.folder, turns.device, turns.name, turns.start
+
+
+def free(name: str) -> None:
+    """Take a turn: no program has the lease, or it becomes free."""
+    with ww.turn("check", device=name, timeout=LONG):
+        pass
+
+
+def spans_of(programs: list[Any]) -> list[tuple[int, ...]]:
+    """Return the spans that programs print, in order; they do not overlap."""
+    spans = sorted(tuple(map(int, pair.split(":"))) for program in programs for pair in program.hears().split())
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
+    return spans
+
+
+def test_turns_are_one_after_the_other_in_threads_and_processes(start: Any, name: str, tmp_path: Path) -> None:
+    code = """
+def work(n):
+    for _ in range(30):
+        with ww.turn(f"t{n}", device=D, timeout=30) as turn:
+            a = time.monotonic_ns(); time.sleep(0.0005); b = time.monotonic_ns()
+            spans.append((a, b))
+            turn.pause()
+            a = time.monotonic_ns(); time.sleep(0.0005); b = time.monotonic_ns()
+            spans.append((a, b))
+spans = []
+threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
+[t.start() for t in threads]; [t.join() for t in threads]
+say(*(f"{a}:{b}" for a, b in spans))
+"""
+    programs = [start(code) for _ in range(3)]
+    assert len(spans_of(programs)) == 3 * 2 * 60
+
+
+def test_a_holder_between_two_turns_hands_over(start: Any, name: str) -> None:
+    holder = start.holder()
+    holder.tell()
+    assert holder.hears() == "out"
+    free(name)
+    assert state(name, "holder") == "idle"
+
+
+def test_a_killed_holder_frees_the_lease_at_once(start: Any, name: str) -> None:
+    set_limits({"holder": {"hold": 3600.0}})
+    holder, waiter = start.holder(), start.waiter()
+    holder.send(signal.SIGKILL)
+    assert waiter.hears() == "inside"
+    waiter.tell()
+    assert "holder" not in rows(name)
+
+
+def test_a_killed_waiter_is_forgotten(start: Any, name: str) -> None:
+    with ww.turn("here", device=name):
+        waiter = start.waiter(priority=5)
+        waiter.send(signal.SIGKILL)
+        waiter.process.wait(LONG)
+    free(name)
+
+
+def test_a_stopped_holder_loses_the_lease_and_waits_again_afterwards(start: Any, name: str) -> None:
+    set_limits({"holder": {"hold": 0.3}})
+    holder = start.holder("with ww.turn('holder', device=D):\n    say('again')\n")
+    holder.send(signal.SIGSTOP)
+    with ww.turn("here", device=name, timeout=LONG):
+        assert (state(name, "here"), state(name, "holder")) == ("running", "overdue")
+        holder.send(signal.SIGCONT)
+        holder.tell()
+        assert holder.hears() == "out"
+        holder.tell()
+        until(lambda: waiting(name, "holder"))
+    assert holder.hears() == "again"
+
+
+def test_a_stopped_waiter_lets_others_pass(start: Any, name: str) -> None:
+    with ww.turn("here", device=name):
+        start.waiter(priority=5).send(signal.SIGSTOP)
+        second = start.waiter("second")
+    assert second.hears() == "inside"
+
+
+@pytest.mark.timing
+def test_a_stopped_waiter_is_waited_for_once_only(start: Any, name: str) -> None:
+    with ww.turn("here", device=name):
+        waiter = start.waiter(priority=5)
+        waiter.send(signal.SIGSTOP)
+        time.sleep(0.05)
+    began = time.monotonic()
+    for _ in range(40):
+        with ww.turn("here", device=name):
+            pass
+    assert time.monotonic() - began < 20 * LEASE_START_SECONDS
+    waiter.send(signal.SIGCONT)
+    assert waiter.hears() == "inside"
+
+
+@pytest.mark.parametrize("times", range(3))
+def test_an_interrupt_while_waiting_raises_and_leaves_nothing(start: Any, name: str, times: int) -> None:
+    code = """
+say("begins")
+try:
+    with ww.turn("waiter", device=D):
+        say("inside")
+except KeyboardInterrupt:
+    say("interrupted")
+with ww.turn("waiter", device=D):
+    say("inside")
+sys.stdin.readline()
+"""
+    holder = start.holder()
+    waiter = start(code)
+    assert waiter.hears() == "begins"
+    until(lambda: waiting(name))
+    time.sleep(0.002 * times)
+    waiter.send(signal.SIGINT)
+    assert waiter.hears() == "interrupted"
+    until(lambda: waiting(name))
+    holder.tell()
+    assert waiter.hears() == "inside"
+    free(name)
+
+
+@pytest.mark.parametrize("meets", [False, True])
+def test_an_interrupt_at_any_point_leaves_no_lease_behind(start: Any, name: str, meets: bool) -> None:
+    set_limits({"here": {"hold": 3600.0}})
+    other = start(OTHER.format(priority=meets))
+    with ww.turn("here", device=name):
+        own_lease = lease._lease_of(name)
+
+    posts: list[int] = []
+
+    def one_turn() -> None:
+        with ww.turn("here", device=name) as turn:
+            if meets:
+                posts.append(1)
+                other.tell()
+                until(lambda: waiting(name, "other"))
+            turn.pause()
+
+    for where in turns.interruptions(one_turn):
+        assert own_lease.depth == 0 and not own_lease.inside, where
+        other.tell()
+        for _ in [*posts, 1]:
+            assert other.hears() == "done", where
+        posts.clear()
+
+
+def test_an_interrupt_in_a_turn_ends_it(name: str) -> None:
+    with contextlib.suppress(KeyboardInterrupt), ww.turn("here", device=name):
+        raise KeyboardInterrupt
+    until(lambda: state(name, "here") == "idle")
+
+
+def test_the_highest_priority_is_next_and_then_who_used_least(start: Any, name: str) -> None:
+    with ww.turn("here", device=name):
+        low, high = start.waiter("low"), start.waiter("high", 3)
+    assert high.hears() == "inside"
+    assert waiting(name, "low")
+    high.tell()
+    assert low.hears() == "inside"
+    low.tell()
+    until(lambda: not waiting(name, "low"))
+
+
+def test_a_pause_lets_a_higher_priority_in_and_no_lower_one(start: Any, name: str) -> None:
+    with ww.turn("here", device=name, timeout=LONG) as turn:
+        start.waiter("lower", -8)  # it ages
+        turn.pause()
+        assert waiting(name, "lower")
+        higher = start.waiter("higher", 1)
+        threading.Timer(0.1, higher.tell).start()
+        turn.pause()
+        assert higher.hears() == "inside"
+        assert state(name, "here") == "running"
+
+
+def test_a_holder_that_does_not_come_back_hands_over_whatever_its_priority(start: Any, name: str) -> None:
+    with ww.turn("here", device=name, priority=8):
+        waiter = start.waiter(priority=-8)
+    assert waiter.hears() == "inside"
+
+
+def test_threads_of_one_process_wait_for_each_other(name: str) -> None:
+    order: list[int] = []
+
+    def take_turn() -> None:
+        with ww.turn("other", device=name, timeout=LONG):
+            order.append(2)
+
+    with ww.turn("here", device=name):
+        thread = threading.Thread(target=take_turn)
+        thread.start()
+        until(lambda: waiting(name, "other"))
+        order.append(1)
+    thread.join(LONG)
+    assert order == [1, 2]
+    free(name)
+
+
+def test_a_thread_that_ends_frees_its_slot_and_the_lease(name: str, start: Any) -> None:
+    def take_turn() -> None:
+        with ww.turn("other", device=name):
+            pass
+
+    for _ in range(3):
+        thread = threading.Thread(target=take_turn)
+        thread.start()
+        thread.join(LONG)
+        until(lambda: "other" not in rows(name))
+    waiter = start(WAITS.format(priority=0))
+    assert [waiter.hears(), waiter.hears()] == ["begins", "inside"]
+
+
+def test_a_turn_within_a_turn_is_a_part_of_it(name: str, start: Any) -> None:
+    turn = ww.turn("here", device=name)
+    with turn:
+        with turn, ww.turn("inner", device=name):
+            waiter = start.waiter(priority=5)
+        assert waiting(name)
+    assert waiter.hears() == "inside"
+
+
+def test_a_turn_that_does_not_come_in_time(start: Any, name: str) -> None:
+    holder = start.holder()
+    with pytest.raises(errors.TurnTimeoutError, match="share status") as raised, ww.turn(device=name, timeout=0.05):
+        raise AssertionError
+    assert raised.value.device == name and isinstance(raised.value, TimeoutError)
+    until(lambda: not waiting(name, "default"))
+    holder.tell()
+    free(name)
+
+
+def test_a_forked_child_has_no_part_in_the_turn_of_its_parent(start: Any, name: str) -> None:
+    code = """
+with ww.turn("parent", device=D) as turn:
+    child = os.fork()
+    if child == 0:
+        turn.pause()
+        try:
+            with ww.turn("child", device=D, timeout=0.1):
+                say("child is inside")
+        except ww.errors.TurnTimeoutError:
+            pass
+        os._exit(0)
+    else:
+        os.waitpid(child, 0)
+        say("child has ended")
+        sys.stdin.readline()
+say("out")
+with ww.turn("parent", device=D):
+    if os.fork() == 0:
+        time.sleep(60)
+    say("forked")
+    sys.stdin.readline()
+"""
+    program = start(code)
+    assert program.hears() == "child has ended"
+    assert state(name, "parent") in ("running", "leaving")
+    program.tell()
+    assert [program.hears(), program.hears()] == ["out", "forked"]
+    program.send(signal.SIGKILL)  # turn child lives, and has no part of the lease
+    free(name)
+
+
+def test_a_child_leaves_the_block_of_a_turn_that_was_open_at_the_fork(start: Any, name: str) -> None:
+    code = """
+with ww.turn("parent", device=D):
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        say("child has ended")
+        sys.stdin.readline()
+if child == 0:
+    os._exit(0)
+say("out")
+sys.stdin.readline()
+"""
+    program = start(code)
+    assert program.hears() == "child has ended"
+    assert state(name, "parent") == "running"
+    program.tell()
+    assert program.hears() == "out"
+    until(lambda: state(name, "parent") == "idle")
+
+
+@pytest.mark.timing
+def test_time_is_shared_whatever_the_length_of_turns(start: Any, name: str) -> None:
+    code = """
+end = time.monotonic() + 6.0
+say("ready")
+while time.monotonic() < end:
+    with ww.turn({tenant!r}, device=D, timeout=30):
+        time.sleep({seconds})
+sys.stdin.readline()
+"""
+    programs = [start(code.format(tenant=t, seconds=s)) for t, s in (("short", 0.002), ("long", 0.03))]
+    for program in programs:
+        assert program.hears() == "ready"
+    until(lambda: all(rows(name).get(t, {}).get("used", 0) > 0.5 for t in ("short", "long")))
+    used = {t: rows(name)[t]["used"] for t in ("short", "long")}
+    assert 0.5 < used["short"] / used["long"] < 2.0
+
+
+def test_garbage_in_the_words_stops_no_turn(name: str) -> None:
+    board, rng = Board.of(name), random.Random(7)
+    for word in range(1, len(board.fields)):
+        board.fields[word] = rng.choice((1, (1 << 64) - 1, rng.getrandbits(64)))
+    for _ in range(20):
+        with ww.turn("here", device=name, timeout=LONG) as turn:
+            turn.pause()
+            board.fields[board.slot(lease._lease_of(name)._index) + rng.randrange(8, 16)] = rng.getrandbits(64)
+    assert "here" in rows(name)
+
+
+@pytest.mark.parametrize("target", ["tenant", "number"])
+def test_end_ends_a_tenant(start: Any, name: str, target: str) -> None:
+    stubborn = start("signal.signal(signal.SIGTERM, lambda *_: say('asked'))\n" + HOLDS)
+    assert stubborn.hears() == "inside"
+    number = stubborn.process.pid
+    assert end_programs("holder" if target == "tenant" else str(number), 0.3) == [number]
+    assert stubborn.hears() == "asked"
+    assert stubborn.process.wait(LONG) == -signal.SIGKILL
+    with pytest.raises(errors.ArgumentError, match="there is"):
+        end_programs("holder")
+
+
+def test_commands(start: Any, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(*command: str) -> Any:
+        assert main(["share", *command, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    start.holder()
+    waiter = start.waiter(priority=2)
+    found = {row["tenant"]: row for row in answer("status")["programs"]}
+    assert found["waiter"]["process"] == waiter.process.pid and found["waiter"]["priority"] == 2
+    assert answer("limit", "holder", "--hold", "0.2")["holder"] == {"hold": 0.2}
+    assert waiter.hears() == "inside"  # the holder has lost it
+    assert state(name, "holder") == "overdue"
+    assert answer("end", "waiter", "--grace", "2")["processes"] == [waiter.process.pid]
+    assert waiter.process.wait(LONG) == -signal.SIGTERM
+    for wrong in (0, -1, float("nan"), "x"):
+        with pytest.raises(errors.ArgumentError, match="hold of tenant 'here'"):
+            set_limits({"here": {"hold": wrong}})
+
+
+def test_a_folder_without_room_or_rights_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(errors.SchedulerError, match=r"No space left.*KiB.*WARPWELL_TURNS"), ww.turn("a", device=device):
+        pass
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WARPWELL_TURNS", str(tmp_path / "file"))
+    with pytest.raises(errors.SchedulerError, match="File exists"), ww.turn("a", device=device):
+        pass
+
+
+def test_the_folder_is_named_by_its_whole_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WARPWELL_TURNS", "turns")
+    with (
+        pytest.raises(errors.SchedulerError, match="WARPWELL_TURNS must be an absolute path, got 'turns'"),
+        ww.turn("a", device=device),
+    ):
+        pass
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_file_is_for_the_group_of_a_shared_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, no_arbiter: None
+) -> None:
+    changes = []
+
+    def fchown(_: int, user: int, group: int) -> None:
+        changes.append((user, group))
+        raise OSError(errno.EINVAL, "a container does not know this group")
+
+    monkeypatch.setattr(os, "fchown", fchown)
+    for mode in (0o700, 0o770):
+        folder = tmp_path / oct(mode)
+        folder.mkdir()
+        folder.chmod(mode)
+        monkeypatch.setenv("WARPWELL_TURNS", str(folder))
+        free(f"{device}-{mode}")
+        (made,) = folder.iterdir()
+        assert made.stat().st_mode & 0o777 == mode & 0o660
+    assert changes == [(-1, tmp_path.stat().st_gid)]
+
+
+def test_the_folder_must_be_its_users(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, no_arbiter: None
+) -> None:
+    monkeypatch.delenv("WARPWELL_TURNS")
+    monkeypatch.setattr(os.path, "isdir", lambda _: False)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    own_folder = tmp_path / f"warpwell-{os.getuid()}"
+    free(device)
+    assert own_folder.stat().st_mode & 0o777 == 0o700
+    own_folder.chmod(0o770)
+    with pytest.raises(errors.SchedulerError, match="chmod 700"):
+        free(f"{device}-other")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tenant": ""}, "tenant must be .* got ''"),
+        ({"tenant": "x" * 64}, "tenant must be"),
+        ({"tenant": 3}, "tenant must be .* got 3"),
+        ({"priority": 0.5}, "priority is 0.5"),
+        ({"timeout": -1}, "timeout is -1"),
+        ({"stream": "left"}, "stream must be .* got 'left'"),
+        ({"device": "../x"}, "device must be"),
+        ({"device": -1}, "device is -1"),
+    ],
+)
+def test_bad_arguments_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.ArgumentError, match=message), ww.turn(**options):
+        raise AssertionError
+
+
+class TorchDevice:
+    """As `torch.device`."""
+
+    def __init__(self, kind: str, index: int | None) -> None:
+        self.type, self.index = kind, index
+
+    def __str__(self) -> str:
+        return self.type if self.index is None else f"{self.type}:{self.index}"
+
+
+def test_devices_as_pytorch_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "_names", {})
+    monkeypatch.setattr(lease, "current_context", lambda: 7)
+    monkeypatch.setattr(lease, "device_name", lambda number: f"gpu-{number}")
+    for kind, index, name in (
+        ("cpu", None, "host"),
+        ("cuda", None, "gpu-None"),
+        ("cuda", 0, "gpu-0"),
+        ("cuda", 1, "gpu-1"),
+    ):
+        device = TorchDevice(kind, index)
+        assert lease._name_of(device) == lease._name_of(str(device)) == name
+    assert lease._name_of(None) == "gpu-None" and lease._name_of("cuda-x") == "cuda-x"
+
+
+def test_a_framework_needs_no_compiler_here() -> None:
+    code = "import sys, warpwell as ww\nfrom warpwell.driver import Board\nBoard.ensure_arbiter = lambda board: None\n"
+    code += "with ww.turn(device='none'): pass\n"
+    code += "assert not {'numpy', 'numba', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG_SECONDS)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    made = Gpu()
+    for module in (gpu_work, libcuda):
+        monkeypatch.setattr(module, "driver", lambda: made)
+    return made
+
+
+def test_one_turn_is_queued_behind_the_one_that_runs(gpu: Gpu, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_work, "RUN_AHEAD_SECONDS", 0.0)
+    for _ in range(4):
+        with ww.turn("here", device=name):
+            gpu.calls.append("work")
+    marks = [f"record {k} in 0" for k in range(1, 5)]
+    assert gpu.calls == ["work", marks[0], "work", marks[1], "wait 1", "work", marks[2], "wait 2", "work", marks[3]]
+
+
+def test_short_parts_are_queued_for_as_long_as_a_long_one(gpu: Gpu, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(lease, "MARK_SECONDS", 0.0)
+    monkeypatch.setattr(gpu_work, "clock", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(gpu_work, "RUN_AHEAD_SECONDS", 2e-3)
+    with ww.turn("here", device=name) as turn:
+        for step in (0.45e-3, 2.5e-3, 1e-6):
+            gpu.calls.clear()
+            for _ in range(100):
+                now[0] += step
+                turn.pause()
+            marks = [call for call in gpu.calls if call.startswith("record")]
+            ahead = {0.45e-3: 4, 2.5e-3: 1, 1e-6: 31}[step]
+            assert gpu.calls[-1] == marks[-1 - ahead].replace("record", "wait").replace(" in 0", "")
+
+
+def test_the_gpu_is_drained_before_the_lease_is_handed_over(gpu: Gpu, name: str, start: Any) -> None:
+    with ww.turn("here", device=name) as turn:
+        waiter = start.waiter(priority=1)
+        threading.Timer(0.2, waiter.tell).start()
+        turn.pause()
+        assert "synchronize" in gpu.calls
+        assert waiter.hears() == "inside"
+
+
+def test_a_turn_that_begins_while_its_keeper_drains_keeps_the_lease(
+    gpu: Gpu, name: str, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ww.turn("here", device=name, priority=8):
+        pass
+    own_lease = lease._lease_of(name)
+    draining, resume = threading.Event(), threading.Event()
+
+    def drain() -> None:
+        if not draining.is_set():
+            draining.set()
+            resume.wait(LONG)
+
+    monkeypatch.setattr(own_lease.work, "drain", drain)
+    waiter = start(WAITS.format(priority=-8))
+    assert waiter.hears() == "begins"
+    assert draining.wait(LONG)
+    with ww.turn("here", device=name, priority=8):
+        resume.set()
+        time.sleep(0.2)
+        assert own_lease.inside and own_lease._is_in_flight and waiting(name)
+    assert waiter.hears() == "inside"
+    waiter.tell()
+
+
+def test_pauses_that_follow_each_other_closely_are_one(gpu: Gpu, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "MARK_SECONDS", 30.0)
+    with ww.turn("here", device=name) as turn:
+        for _ in range(5):
+            turn.pause()
+        assert not gpu.calls
+        monkeypatch.setattr(lease, "MARK_SECONDS", 0.0)
+        turn.pause()
+        assert gpu.calls[:1] == ["record 1 in 0"]
+
+
+def test_streams_narrow_what_is_waited_for(gpu: Gpu, name: str) -> None:
+    class Torch:
+        cuda_stream = 5
+
+    class Numba:
+        class handle:
+            value = 6
+
+    class Core:
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, 7
+
+    with ww.turn("here", device=name, stream=[Torch(), Numba(), Core(), 8]):
+        pass
+    assert gpu.calls == [f"record {k} in {k + 4}" for k in range(1, 5)]
+    stream = Torch()
+    where, turn = weakref.ref(stream), ww.turn("here", device=name, stream=[stream])
+    del stream
+    assert where() is not None and turn is not None  # a turn keeps turn streams
+    work = lease._lease_of(name).work
+    gpu.calls.clear()
+    gpu.context = 0  # of another thread
+    work.drain()
+    assert gpu.calls == ["context 77", "wait 1", "wait 2", "wait 3", "wait 4", "context None"]
+
+
+def test_a_tensor_is_no_stream(name: str) -> None:
+    class Tensor:
+        def __bool__(self) -> bool:
+            raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
+
+    with pytest.raises(errors.ArgumentError, match="must be a stream of PyTorch"):
+        ww.turn("here", device=name, stream=Tensor())
+
+
+def test_another_context_has_events_of_its_own(gpu: Gpu, name: str) -> None:
+    for context in (77, 78):
+        gpu.context = context
+        with ww.turn("here", device=name):
+            pass
+    assert gpu.calls == ["record 1 in 0", "destroy 1", "record 2 in 0"]
+
+
+# -- the arbiter -------------------------------------------------------------------------------------------------------
+
+
+def test_a_lone_program_waits_for_no_arbiter(device: str, no_arbiter: None) -> None:
+    for _ in range(3):
+        with ww.turn("here", device=device, timeout=0) as turn:
+            turn.pause()
+
+
+def test_without_an_arbiter_turns_do_not_overlap(device: str, no_arbiter: None) -> None:
+    spans = []
+
+    def work() -> None:
+        for _ in range(20):
+            with ww.turn("here", device=device, timeout=LONG):
+                began = time.monotonic_ns()
+                time.sleep(1e-3)
+                spans.append((began, time.monotonic_ns()))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG)
+    assert len(spans) == 60 and all(a[1] <= b[0] for a, b in itertools.pairwise(sorted(spans)))
+
+
+def test_an_arbiter_that_cannot_start_is_reported(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "START_SECONDS", 0.2)
+    monkeypatch.setattr(sys, "executable", "/opt/application")
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            free(device)
+        except errors.SchedulerError as error:
+            raised.append(error)
+
+    with ww.turn("here", device=device):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join(LONG)
+    assert "'/opt/application', not Python); `python -m warpwell share arbiter" in str(raised[0])
+    free(device)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_turns_do_not_overlap_while_arbiters_are_killed_and_stopped(start: Any, device: str, seed: int) -> None:
+    code = """
+end = time.monotonic() + 4.0
+spans = []
+def work(n):
+    while time.monotonic() < end:
+        with ww.turn(f"t{n}", device=D, priority=n) as turn:
+            for _ in range(3):
+                a = time.monotonic_ns(); time.sleep(0.001); spans.append((a, time.monotonic_ns()))
+                turn.pause()
+threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
+[t.start() for t in threads]; [t.join() for t in threads]
+say(*(f"{a}:{b}" for a, b in spans))
+"""
+    programs, rng, board = [start(code) for _ in range(2)], random.Random(seed), Board.of(device)
+    until(lambda: board.arbiter is not None)
+    end, stopped = time.monotonic() + 4.0, 0
+    while time.monotonic() < end:
+        time.sleep(rng.random() * 0.5)
+        arbiter = board.arbiter
+        if arbiter:
+            number = rng.choice((signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGCONT))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(arbiter, number)
+            stopped = arbiter if number == signal.SIGSTOP else 0
+    if stopped:
+        os.kill(stopped, signal.SIGCONT)
+    assert len(spans_of(programs)) > 20
+    if board.arbiter:
+        os.kill(board.arbiter, signal.SIGKILL)
+
+
+def test_threads_take_slots_of_their_own(device: str) -> None:
+    board, wrong = Board.of(device), []
+
+    def work() -> None:
+        for _ in range(50):
+            slot = board.take_slot(Board.TURN, os.getpid(), 0, threading.current_thread().name)
+            assert slot is not None
+            if board.tenant(slot[0]) != threading.current_thread().name or not board.is_alive(slot[0]):
+                wrong.append(slot)
+            board.release_slot(slot[0])
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG)
+    assert not wrong and not list(board.used_slots())
+
+
+def test_a_program_that_warpwell_share_runs_takes_no_lease(
+    gpu: Gpu, device: str, no_arbiter: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = Board.of(f"gpu-{device}")
+    with ww.turn("here", device=board.name):
+        assert [board.tenant(index) for index, _ in board.used_slots()] == ["here"]
+    monkeypatch.setenv("WARPWELL_SHARE", "0:training")
+    with ww.turn("other", device=board.name) as turn:
+        turn.pause()
+        assert [board.tenant(index) for index, _ in board.used_slots()] == ["here"]
+    monkeypatch.delenv("WARPWELL_SHARE")
+    slot = board.take_slot(Board.STREAMS, os.getpid(), 0, "training")
+    with ww.turn("other", device=board.name):
+        assert {board.tenant(index) for index, _ in board.used_slots()} == {"here", "training"}
+    assert slot is not None
+    board.release_slot(slot[0])
