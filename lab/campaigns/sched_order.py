@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 import warpwell as ww
 from lab.sched.simulator import Simulator
-from warpwell import gpu
+from warpwell import errors, gpu
 from warpwell.scheduler import Capacity, Core, Job, Kind, Profile, Request, Scheduler, State, Task
 from warpwell.scheduler.data_order import Access
 from warpwell.scheduler.predict.rates import ClassTable
@@ -165,12 +166,28 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="first seed (default 0)")
     options = parser.parse_args(argv)
     seeds = range(options.first, options.first + options.seeds)
-    try:
-        waited = sum(map(run_simulated, seeds))
-        with Scheduler("cpu") as scheduler:
-            tasks = sum(run_on_cpu(seed, scheduler) for seed in seeds)
-    except AssertionError as error:
-        print(f"FAILED: {error}", file=sys.stderr)
-        return 1
+    failures: list[str] = []
+    waited = run_all(run_simulated, seeds, failures)
+    with Scheduler("cpu") as scheduler:
+        tasks = run_all(lambda seed: run_on_cpu(seed, scheduler), seeds, failures)
+    for failure in failures:
+        print(f"FAILED: {failure}", file=sys.stderr)
     print(f"{len(seeds)} programs in the simulator, {waited} tasks waited for data; as many on the CPU, {tasks} tasks")
-    return 0
+    return int(bool(failures))
+
+
+def run_all(run: Callable[[int], int], seeds: Iterable[int], failures: list[str]) -> int:
+    """Run a program for each seed; return the sum of the results, and add a message to `failures` for each failure.
+
+    A task that fails ends the runs, because its scheduler may have ended.
+    """
+    total = 0
+    for seed in seeds:
+        try:
+            total += run(seed)
+        except AssertionError as error:
+            failures.append(str(error))
+        except errors.WarpwellError as error:
+            failures.append(f"seed {seed}: {error}")
+            break
+    return total
