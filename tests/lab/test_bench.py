@@ -116,10 +116,10 @@ def test_noise_is_not_reported(base: Any, new: Any) -> None:
 
 
 def test_missing_figure_is_a_regression_and_a_new_one_is_not(capsys: pytest.CaptureFixture[str]) -> None:
-    some, more = result(figure("x", [1.0])), result(figure("x", [1.0]), figure("y", [1.0]))
-    assert compare.report([more], [some]) == 1 and "MISSING    b/y" in capsys.readouterr().out
-    assert compare.report([some], [more]) == 0 and "new        b/y" in capsys.readouterr().out
-    assert compare.report([some], []) == 1 and compare.report([some], [], partial=True) == 0
+    base, larger = result(figure("x", [1.0])), result(figure("x", [1.0]), figure("y", [1.0]))
+    assert compare.report([larger], [base]) == 1 and "MISSING    b/y" in capsys.readouterr().out
+    assert compare.report([base], [larger]) == 0 and "new        b/y" in capsys.readouterr().out
+    assert compare.report([base], []) == 1 and compare.report([base], [], partial=True) == 0
 
 
 def test_busy_base_and_other_options_are_refused() -> None:

@@ -65,8 +65,8 @@ def test_zipfian_of_few_items(items: int) -> None:
 def test_the_constant_of_scrambled_is_zeta_of_its_items() -> None:
     # Euler-Maclaurin from 10 million items up, since summing 10 billion takes a minute
     begin, theta = 10_000_000, 0.99
-    rest = (SCRAMBLED_ITEMS ** (1 - theta) - begin ** (1 - theta)) / (1 - theta)
-    assert zeta(0, begin, theta) + rest == pytest.approx(SCRAMBLED_ZETA, rel=1e-7)
+    remainder = (SCRAMBLED_ITEMS ** (1 - theta) - begin ** (1 - theta)) / (1 - theta)
+    assert zeta(0, begin, theta) + remainder == pytest.approx(SCRAMBLED_ZETA, rel=1e-7)
 
 
 def test_scrambled_keeps_the_skew_and_scatters_the_hot_items() -> None:
@@ -91,12 +91,12 @@ def test_latest_follows_the_newest() -> None:
 
 
 def test_zeta_that_grows_is_zeta() -> None:
-    growing, whole = Zipfian(), Zipfian()
+    growing, separate = Zipfian(), Zipfian()
     for count in ([5, 5, 8], [8, 9, 20], [20, 3000]):
         growing._zetas(np.array(count))
     assert growing._zeta == pytest.approx(zeta(0, 3000, 0.99))
-    assert np.allclose(whole._zetas(np.array([3, 4, 6])), [zeta(0, n, 0.99) for n in (3, 4, 6)])
-    assert np.allclose(whole._zetas(np.array([2])), [zeta(0, 2, 0.99)])  # fewer than before: from the start
+    assert np.allclose(separate._zetas(np.array([3, 4, 6])), [zeta(0, n, 0.99) for n in (3, 4, 6)])
+    assert np.allclose(separate._zetas(np.array([2])), [zeta(0, 2, 0.99)])  # fewer than before: from the start
 
 
 @pytest.mark.parametrize("theta", [0, 1, -0.5, 1.2])
@@ -155,14 +155,14 @@ def test_the_same_seed_draws_the_same() -> None:
 def test_inserts_of_scrambled_requests_become_visible() -> None:
     mixed = YcsbWorkload("mixed", 100, 4000, read=0.5, update=0, insert=0.5, distribution="zipfian")
     requests = Requests(mixed, seed=2)
-    there = set(requests.load_keys(0, 100).tolist())
+    loaded = set(requests.load_keys(0, 100).tolist())
     new = set()
     for block in requests.blocks(64):
         for kind, key in zip(block.kinds.tolist(), block.keys.tolist(), strict=True):
-            assert (key in there) == (kind == READ)
+            assert (key in loaded) == (kind == READ)
             if kind == INSERT:
                 new.add(key)
-                there.add(key)
+                loaded.add(key)
             else:
                 new.discard(key)
     assert len(new) < requests.records - 100  # some were read after they had been inserted
@@ -189,9 +189,9 @@ def test_property_files(tmp_path: Path) -> None:
         info.size = len(text)
         archive.addfile(info, io.BytesIO(text.encode()))
     assert YcsbWorkload.named("ycsb-a", tmp_path / "w.tar") == expected
-    for place in (tmp_path, tmp_path / "w.tar"):
+    for path in (tmp_path, tmp_path / "w.tar"):
         with pytest.raises(MissingFileError, match="workloadb"):
-            YcsbWorkload.named("ycsb-b", place)
+            YcsbWorkload.named("ycsb-b", path)
     with pytest.raises(MissingFileError, match="does not exist"):
         YcsbWorkload.named("ycsb-b", tmp_path / "none")
 

@@ -1,4 +1,4 @@
-"""The fluid bound: what measured pairs allow at all; and the simulator's relief of workers."""
+"""The fluid bound of measured pairs, and the re-issue of kernels in the simulator."""
 
 import pytest
 
@@ -17,10 +17,10 @@ def work(name: str, seconds: float | None) -> Task:
     return Task(name, 1, Profile(kind=Kind.MEMORY, seconds=seconds))
 
 
-def test_the_bound_takes_the_best_way_for_each_part_of_the_work() -> None:
+def test_the_bound_takes_the_best_pair_for_each_part_of_the_work() -> None:
     pytest.importorskip("scipy")
     pairs = Matrix([Pair("a", "b", (0.5, 0.5)), Pair("b", "a", (1.0, 0.5))])
-    # two seconds of a, at half of its rate beside two seconds of b, and one more alone
+    # Two seconds of `b` with `a` at half of its rate, and one more second of `a` solo.
     assert bound([work("a", 2.0), work("b", 1.0), work("b", 1.0)], pairs) == pytest.approx(4.0 / 3.0)
     assert bound([work("a", 2.0)], pairs) == pytest.approx(1.0)
     assert bound([work("c", 2.0), work("a", 1.0)], pairs) == pytest.approx(1.0)
@@ -35,7 +35,7 @@ def test_a_bound_of_nothing_is_refused(tasks: list[Task]) -> None:
 
 @pytest.mark.parametrize("mode", ["drain", "switch"])
 @pytest.mark.parametrize("younger", [False, True])
-def test_one_that_is_relieved_is_younger_in_a_simulation(mode: str, younger: bool) -> None:
+def test_a_reissued_kernel_is_younger_in_a_simulation(mode: str, younger: bool) -> None:
     simulator = Simulator(ClassTable(CAPACITY), CAPACITY, mode=mode, flag=0.0)
     profiles = {kind: Profile(kind=kind, seconds=20e-3, resident=1056, threads=256, registers=1 << 15) for kind in Kind}
     compute, memory = (

@@ -61,9 +61,9 @@ def test_what_was_not_measured_keeps_the_sources_constants():
     assert (found.model.slope, found.model.base, found.model.r2) == (SOURCE.slope, SOURCE.base, None)
     assert (found.model.memory_decay, found.model.compute_decay) == (0.8, 1.0)
     assert any("compute" in note for note in found.notes)
-    one = fit(preemptions(0.07, 0.02, misses=0.5))
-    assert one.model.slope * 0.5 + one.model.base == pytest.approx(0.055)
-    assert any("one miss rate" in note for note in one.notes)
+    single = fit(preemptions(0.07, 0.02, misses=0.5))
+    assert single.model.slope * 0.5 + single.model.base == pytest.approx(0.055)
+    assert any("one miss rate" in note for note in single.notes)
     with pytest.raises(errors.ArgumentError, match="no preemption"):
         fit([Preemption(nbytes=5.0)])
 
@@ -162,8 +162,8 @@ def test_a_simulated_run_gives_its_own_constants_back(tmp_path):
     assert found.model.r2 > 0.999
 
 
-def run(capsys, *words):
-    code = lab(["sched", "fit", *words, "--json"])
+def run(capsys, *arguments):
+    code = lab(["sched", "fit", *arguments, "--json"])
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -179,8 +179,8 @@ def test_the_command_writes_constants_that_load(tmp_path, capsys):
 
 
 def test_missing_files_and_a_wrong_clock(tmp_path, capsys):
-    for words in ([str(tmp_path / "no.csv")], [str(tmp_path / "no")]):
-        assert lab(["sched", "fit", *words]) == 2
+    for name in ("no.csv", "no"):
+        assert lab(["sched", "fit", str(tmp_path / name)]) == 2
         assert "does not exist" in capsys.readouterr().err
     assert lab(["sched", "fit", "x.csv", "--clock", "0"]) == 2
     assert "--clock 0" in capsys.readouterr().err
@@ -214,23 +214,23 @@ def recorded_samples():
     return samples
 
 
-def test_the_counts_that_are_kept_interpolate_within_the_goal():
+def test_recorded_counts_interpolate_within_the_goal():
     samples = recorded_samples()
     assert len({s.kernel for s in samples}) == 26
-    off, late = [], []
+    instruction_errors, time_errors = [], []
     for kernel in {s.kernel for s in samples}:
         rows = sorted((s for s in samples if s.kernel == kernel), key=lambda s: s.warps * sum(s.size.values()))
         for left_out in rows[1:-1]:
             predictor = Predictor(r for r in rows if r is not left_out)
             got = predictor.predict(Sample(kernel, left_out.size, left_out.warps, left_out.moving))
-            off.append(abs(got.instructions / left_out.instructions - 1))
-            late.append(abs(got.seconds / left_out.seconds - 1))
-    assert np.median(off) < 0.05 and np.median(late) < 0.05
+            instruction_errors.append(abs(got.instructions / left_out.instructions - 1))
+            time_errors.append(abs(got.seconds / left_out.seconds - 1))
+    assert np.median(instruction_errors) < 0.05 and np.median(time_errors) < 0.05
 
 
-def test_the_classes_of_the_counts_that_are_kept_are_told_by_one_run():
+def test_one_run_shows_the_classes_of_recorded_counts():
     samples = recorded_samples()
-    for least, right in ((2e-5, 0.9), (1e-4, 1.0)):  # shorter ones wait for their own latency, so they have no class
-        long = [s for s in samples if s.seconds >= least]
-        told = [kind_of(s.moving / s.seconds, 1 - s.moving / s.seconds) is s.kind for s in long]
-        assert np.mean(told) >= right
+    for min_seconds, accuracy in ((2e-5, 0.9), (1e-4, 1.0)):  # shorter kernels are bound by latency, and have no class
+        long = [s for s in samples if s.seconds >= min_seconds]
+        is_right = [kind_of(s.moving / s.seconds, 1 - s.moving / s.seconds) is s.kind for s in long]
+        assert np.mean(is_right) >= accuracy

@@ -1,4 +1,4 @@
-"""Traces: what files of others say, our own table and back, and everything that a file can have wrong."""
+"""Traces: public files, tables that are read and written, and invalid files."""
 
 import gzip
 import io
@@ -334,8 +334,8 @@ def test_predictions_err_by_as_much_as_they_should():
     assert np.median(np.abs(np.log(ratios))) == pytest.approx(math.log(1.05), rel=0.1)
     assert all(truth[task].seconds == 1.0 for task in requests[0].tasks)
     assert requests[0].tasks[7].profile is requests[2].tasks[7].profile
-    exact, none = Trace("w", plan).requests()
-    assert none == {} and exact[0].tasks[0].profile.seconds == 1.0
+    exact, no_truth = Trace("w", plan).requests()
+    assert no_truth == {} and exact[0].tasks[0].profile.seconds == 1.0
 
 
 # -- recipes -------------------------------------------------------------------------------------------------
