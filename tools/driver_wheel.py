@@ -35,7 +35,7 @@ def wheel(folder: Path) -> Path:
             target = f"{platform.machine()}-linux-gnu.2.{OLDEST}"
             command = [sys.executable, "-m", "ziglang", "cc", "-target", target]
             command += ["-Wl,--strip-all", "-fno-sanitize=undefined"]
-            build.make_parts(Path(made), command, build.PARTS)
+            build.make_parts(Path(made), command)
             built = build.find_parts(Path(made))
         else:
             built = build.build()

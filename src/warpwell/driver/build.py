@@ -5,19 +5,17 @@ The companion wheel warpwell-driver (``make driver-wheel``) brings them to machi
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from .._os import file_lock
 from .._settings import settings
 from ..errors import DriverBuildError
 from ..replacing import replacing
@@ -119,7 +117,7 @@ def build() -> Built:
         There is no compiler, or it failed (the message has its output), or the cache cannot be written.
     """
     command = compiler()
-    return find_parts(cached_folder(build_hash(command), lambda folder: make_parts(folder, command, PARTS)))
+    return find_parts(cached_folder(build_hash(command), lambda folder: make_parts(folder, command)))
 
 
 def cached_folder(name: str, make: Callable[[Path], object]) -> Path:
@@ -128,7 +126,7 @@ def cached_folder(name: str, make: Callable[[Path], object]) -> Path:
     try:
         if not folder.is_dir():
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with _alone(folder.parent / "lock"):
+            with file_lock(folder.parent / "lock", SECONDS):  # one process builds, the others find what it built
                 if not folder.is_dir():
                     with replacing(folder) as part:
                         part.mkdir()
@@ -139,25 +137,6 @@ def cached_folder(name: str, make: Callable[[Path], object]) -> Path:
             " a folder that can be written"
         ) from error
     return folder
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Let one process build at a time: the others then find what it built. After `SECONDS` they build themselves."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    until = time.monotonic() + SECONDS
-    try:
-        while time.monotonic() < until:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.05)
-            except OSError:  # a file system without such locks
-                break
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def parts() -> Built:
@@ -204,8 +183,8 @@ def find_parts(folder: Path) -> Built:
     return Built(*(folder / part.output for part in PARTS))
 
 
-def make_parts(folder: Path, command: Sequence[str], parts: Sequence[Part]) -> None:
-    """Compile parts into a folder; with the layer, also the runtimes, which are linked to it."""
+def make_parts(folder: Path, command: Sequence[str]) -> None:
+    """Compile the parts into a folder, then the runtimes, which are linked to the layer."""
     for name, text in (generate.sources() | runtime.sources()).items():
         (folder / name).write_text(text)
     machine = folder / MACHINE  # only its name is needed to link
@@ -213,13 +192,11 @@ def make_parts(folder: Path, command: Sequence[str], parts: Sequence[Part]) -> N
     soname = Part(MACHINE, (), (*SHARED, f"-Wl,-soname,{MACHINE}"))
     compile_files(folder, command, [(soname, [folder / "gen_machine.c"])])
     jobs = []
-    for part in parts:
+    for part in PARTS:
         more = [folder / GENERATED[part]] if part in GENERATED else []
         jobs.append((part, [*part.sources(generate.NATIVE), *more, *([machine] if part is PASSTHROUGH else [])]))
     compile_files(folder, command, jobs)
     machine.unlink()
-    if LAYER not in parts:
-        return
     jobs = []
     for release, part in zip(runtime.RELEASES, RUNTIMES, strict=True):
         generated = folder / f"gen_runtime_{release}.c"
