@@ -37,7 +37,8 @@ class Tenant:
         Quota of memory for its tasks, including preempted ones: bytes, "8GiB", or up to 1 a fraction of the device's.
         None: no quota.
     burst : bool
-        Whether it may exceed `share` while no tenant within its quota waits.
+        Whether it may exceed `share` while no tenant within its quota waits. Over its quota, its tasks preempt no task
+        of a tenant within its quota.
     priority : int
         Added to the priority of its tasks.
     ceiling : int
