@@ -24,7 +24,7 @@ from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.sched_forms import Bench, Made, spin
 from warpwell.scheduler import Decision, Kind, Launch, Profile, Scheduler, View
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
-from warpwell.scheduler.executors.lines import Line, Lines
+from warpwell.scheduler.executors.launch_queues import LaunchQueue, LaunchQueues
 from warpwell.scheduler.policies.order import FirstCome
 from warpwell.targets import zeros
 
@@ -81,7 +81,7 @@ class Watch:
         self.launched: dict[int, float] = {}
         self.ended: dict[int, float] = {}
         executor = scheduler._executor
-        launch, poll, reap = executor.launch, executor.poll, Line.reap
+        launch, poll, reap = executor.launch, executor.poll, LaunchQueue.poll_completions
 
         def launches(job: Any, placement: Any) -> None:
             launch(job, placement)
@@ -99,12 +99,12 @@ class Watch:
                 self.launched[run.job.number], self.ended[run.job.number] = start, ended
             return found
 
-        executor.launch, executor.poll, Line.reap = launches, polls, reaps  # type: ignore[method-assign]
+        executor.launch, executor.poll, LaunchQueue.poll_completions = launches, polls, reaps  # type: ignore[method-assign]
         self._reap = reap
 
     def close(self) -> None:
         """Look no more."""
-        Line.reap = self._reap  # type: ignore[method-assign]
+        LaunchQueue.poll_completions = self._reap  # type: ignore[method-assign]
 
 
 def decisions(policy: Any, x: Any, rounds: int, seconds: float, count: int) -> list[float]:
@@ -139,7 +139,7 @@ def arrivals(x: Any, rounds: int, seconds: float, pause: float, count: int) -> l
 @contextmanager
 def native_seconds() -> Iterator[list[float]]:
     """Give a list with the CPU seconds of native waits, which hold no interpreter lock."""
-    watch, total = Lines.watch, [0.0]
+    watch, total = LaunchQueues.watch, [0.0]
 
     def timed(self: Any, *args: Any, **options: Any) -> Any:
         start = time.thread_time()
@@ -148,11 +148,11 @@ def native_seconds() -> Iterator[list[float]]:
         finally:
             total[0] += time.thread_time() - start
 
-    Lines.watch = timed  # type: ignore[method-assign]
+    LaunchQueues.watch = timed  # type: ignore[method-assign]
     try:
         yield total
     finally:
-        Lines.watch = watch  # type: ignore[method-assign]
+        LaunchQueues.watch = watch  # type: ignore[method-assign]
 
 
 def python_seconds(count: int, seconds: float, how: str) -> dict[str, float]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from lab.testing.fake_gpu import FakeForms, FakeGpu
 from warpwell.scheduler.executors.gpu import Gpu
-from warpwell.scheduler.executors.lines import FUNCTION, HANDLE_WORD, Lines
+from warpwell.scheduler.executors.launch_queues import FUNCTION, HANDLE_WORD, LaunchQueues
 from warpwell.targets.native import native
 from warpwell.targets.primitives import SYSTEM, clock_ns, load_relaxed, store_relaxed
 
@@ -82,10 +82,10 @@ class ClockGpu(FakeGpu):
         self._seconds = seconds
 
     @functools.cached_property
-    def lines(self) -> Lines:
+    def launch_queues(self) -> LaunchQueues:
         """See `Gpu`."""
         functions = [function.address for function in (_launch, _record, _query)]
-        return Lines(functions, self.new_events, lambda priority: self._clock(), self.enter)
+        return LaunchQueues(functions, self.new_events, lambda priority: self._clock(), self.enter)
 
     def _clock(self) -> Any:
         return SimpleNamespace(handle=self.new_event())
@@ -102,7 +102,7 @@ class ClockGpu(FakeGpu):
         """See `Gpu`."""
         return True
 
-    words = Gpu.words
+    launch_signature = Gpu.launch_signature
 
     def synchronize(self, stream: Any) -> None:
         """See `Gpu`."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from warpwell import errors
 from warpwell._os import clock
-from warpwell.scheduler.executors.lines import Lines, address_of
+from warpwell.scheduler.executors.launch_queues import LaunchQueues, address_of
 from warpwell.targets.blocks.control import LEFT
 from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.targets.memory import Block, memory_for, view_of
@@ -177,7 +177,7 @@ class FakeGpu:
     resident : int
         Maximum number of workers of a kernel.
     uses_rows : bool
-        Whether the native thread of `Lines` launches the kernels. Else Python does.
+        Whether the native thread of `LaunchQueues` launches the kernels. Else Python does.
     """
 
     device = "cpu"
@@ -196,10 +196,10 @@ class FakeGpu:
         """Operations that the default stream has not run yet; only `wait_default` waits for them."""
 
     @functools.cached_property
-    def lines(self) -> Lines:
+    def launch_queues(self) -> LaunchQueues:
         """See `Gpu`."""
         functions = [address_of(_launch), address_of(_record), _reached.address]
-        return Lines(functions, self.new_events, self.new_stream, self.enter)
+        return LaunchQueues(functions, self.new_events, self.new_stream, self.enter)
 
     def new_event(self, timing: bool = False) -> int:
         """See `Gpu`."""
@@ -246,7 +246,7 @@ class FakeGpu:
         """See `Gpu`."""
         return any(key[0] == "cpu-blocks" for key in launch.kernel.compiled)
 
-    def words(self, args: Sequence[Any]) -> tuple[Any, ...] | None:
+    def launch_signature(self, args: Sequence[Any]) -> tuple[Any, ...] | None:
         """See `Gpu`. The arrays are NumPy's."""
         found: list[Any] = []
         for value in args:

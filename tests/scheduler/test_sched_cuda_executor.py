@@ -27,7 +27,7 @@ from warpwell.scheduler.dispatcher import Watchdog
 from warpwell.scheduler.executors import cuda_launch
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.executors.gpu import Gpu
-from warpwell.scheduler.executors.lines import AHEAD, AHEAD_NS, LAUNCH, NOTHING, Lines, address_of
+from warpwell.scheduler.executors.launch_queues import AHEAD, AHEAD_NS, LAUNCH, NOTHING, LaunchQueues, address_of
 from warpwell.scheduler.task import Prepared, State
 from warpwell.targets.primitives import backoff
 from warpwell.testing.executors import ExecutorConformance
@@ -97,7 +97,7 @@ def fake_executor_over(gpu: FakeGpu) -> Any:
 def test_the_second_of_two_launches_waits_until_the_workers_of_the_first_have_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cuda_launch, "SOON", 60.0)
+    monkeypatch.setattr(cuda_launch, "START_TIMEOUT_SECONDS", 60.0)
     gpu = FakeGpu()
     waited: list[tuple[int, int]] = []
     wait_word = gpu.wait_word
@@ -165,7 +165,7 @@ def test_what_runs_is_lost_with_its_gpu_and_what_stopped_before_is_in_the_queue(
     gpu.lose()
     if is_waiting:
         executor.wait(executor.now() + 60)
-    until(lambda: executor._lines.news != executor._seen or executor._events)
+    until(lambda: executor._queues.news != executor._seen_news or executor._events)
     events = executor.poll()
     assert [(event.job, type(event.error)) for event in events] == [(running, errors.TaskLostError)]
     for call in (executor.poll, lambda: executor.wait(0.0), lambda: executor.launch(stopped, Placement())):
@@ -187,8 +187,8 @@ def test_the_log_says_what_was_lost() -> None:
         time.sleep(1e-3)
     assert "running" in {event.name for event in scheduler.log.events if event.kind == "lost"}
     scheduler.close()
-    gpu.lines._thread.join(HANG_SECONDS)
-    assert not gpu.lines._thread.is_alive()  # a lost device is not closed
+    gpu.launch_queues._thread.join(HANG_SECONDS)
+    assert not gpu.launch_queues._thread.is_alive()  # a lost device is not closed
     x[0] = 1
     gpu.close()
 
@@ -346,13 +346,13 @@ def test_nobody_looks_at_what_takes_long() -> None:
     executor.launch(job, Placement())
     looks = [0]
 
-    watch = executor._lines.watch
+    watch = executor._queues.watch
 
     def counted(*arguments: Any) -> None:
         looks[0] += 1
         watch(*arguments)
 
-    executor._lines.watch = counted
+    executor._queues.watch = counted
     while not executor._runs[job].runs:
         executor.wait(executor.now() + 1e-3)
         executor.poll()
@@ -396,7 +396,7 @@ def test_the_end_of_a_kernel_that_is_relieved_when_it_has_ended_is_noticed() -> 
     conformance.stop(executor)  # so it is compiled, and begins when it is launched again
     job = conformance.job(executor)
     executor.launch(job, Placement(workers=2))
-    while executor._lines.news == executor._seen:
+    while executor._queues.news == executor._seen_news:
         time.sleep(1e-3)
     executor.resize(job, 1, younger=True)
     executor.wait(executor.now() + 1e6)  # until there is news
@@ -416,9 +416,9 @@ class _Array:
         return interface if self.stream is None else {**interface, "stream": self.stream}
 
 
-def test_words_of_arguments_are_equal_only_where_a_kernel_gets_the_same() -> None:
+def test_signatures_of_arguments_are_equal_only_if_a_kernel_gets_the_same() -> None:
     def key(*arguments: Any) -> Any:
-        return Gpu.words(Any, arguments)  # type: ignore[arg-type]
+        return Gpu.launch_signature(Any, arguments)  # type: ignore[arg-type]
 
     assert key(1, 2.0, _Array(64)) == key(1, 2.0, _Array(64)) and key() == ()
     different = [key(1), key(True), key(1.0), key(0.0), key(-0.0), key(_Array(64)), key(_Array(128)),
@@ -484,7 +484,7 @@ def batch_job(x: Any, count: int, seconds: float = 20e-6) -> Job:
 @pytest.mark.parametrize("uses_rows", [True, False])
 def test_the_launches_of_a_batch_run_in_order_and_leave_between_two(uses_rows: bool) -> None:
     executor, x = fake_executor(uses_rows=uses_rows), np.zeros(1000)
-    job = batch_job(x, 3000)  # more than a line takes
+    job = batch_job(x, 3000)  # more than a queue takes
     executor.launch(job, Placement())
     preemptions, ended = 0, None
     while ended is None:
@@ -537,12 +537,12 @@ def test_ends_are_waited_for_the_longer_the_more_the_scheduler_has_to_do(monkeyp
     executor.poll()
     executor._busy = [SimpleNamespace(seconds=0.5)]
     until: list[float] = []
-    monkeypatch.setattr(executor._lines, "watch", lambda seen, late, spin, soonest=0.0: until.append(soonest))
+    monkeypatch.setattr(executor._queues, "watch", lambda seen, late, spin, soonest=0.0: until.append(soonest))
     now = executor._time()
     monkeypatch.setattr(executor, "_time", lambda: now)
     for worked in (0.0, 5e-3, 1.0):
         executor._returned = now - worked
-        executor._lines.wake()
+        executor._queues.wake()
         executor.wait(None)
         until[-1] -= executor._began + now
     assert until == pytest.approx([2e-4, 1e-2, 5e-2], rel=1e-6)
@@ -559,17 +559,17 @@ class _Refuses(FakeGpu):
     refuses = False
 
     @functools.cached_property
-    def lines(self) -> Lines:
-        lines = super().lines
-        start = CALL(int(lines._state[LAUNCH // 8]))
+    def launch_queues(self) -> LaunchQueues:
+        queues = super().launch_queues
+        start = CALL(int(queues._state[LAUNCH // 8]))
 
         def launch(*arguments: int) -> int:
             refused, self.refuses = self.refuses, False
             return 1 if refused else int(start(*arguments))
 
         self.launch = CALL(launch)
-        lines._state[LAUNCH // 8] = address_of(self.launch)
-        return lines
+        queues._state[LAUNCH // 8] = address_of(self.launch)
+        return queues
 
     def failure(self, status: int, name: str) -> BaseException:
         return errors.ArgumentError(f"kernel {name!r} was refused ({status})")
@@ -591,7 +591,7 @@ def test_nobody_waits_for_refused_workers_to_leave() -> None:
     executor.close()
 
 
-def test_workers_are_relieved_in_another_line_where_theirs_has_no_room_for_all_behind_them() -> None:
+def test_workers_are_relieved_in_another_queue_where_theirs_has_no_room_for_all_behind_them() -> None:
     with contextlib.closing(fake_executor_over(FakeGpu())) as executor:
         conformance = TestCudaExecutorWithoutGpu()
         conformance.finish_one(executor)
@@ -602,7 +602,7 @@ def test_workers_are_relieved_in_another_line_where_theirs_has_no_room_for_all_b
             executor.launch_behind(behind, Placement(workers=1), before) for before, behind in itertools.pairwise(jobs)
         )
         executor.resize(job, 1, younger=True)
-        assert all(line.room >= 0 for line in executor._busy)
+        assert all(queue.room >= 0 for queue in executor._busy)
         x[0] = 1
         assert [event.job for event in conformance.ends(executor, len(jobs))] == jobs
 
@@ -631,10 +631,10 @@ def test_a_record_is_not_free_while_a_stream_is_still_to_look_at_it() -> None:
     second, third, going = conformance.job(executor), conformance.job(executor), threading.Event()
     for before, behind in ((job, second), (second, third)):
         assert executor.launch_behind(behind, Placement(workers=1), before) and executor._runs[behind].is_launched()
-    line = executor._lines.take(0)  # the next one, which has so much to do that the last of three is held back
-    line._words[AHEAD // 8] = AHEAD_NS
-    line.stream.operations.put(going.wait)
-    executor._lines.give(line)
+    queue = executor._queues.take(0)  # the next one, which has so much to do that the last of three is held back
+    queue._fields[AHEAD // 8] = AHEAD_NS
+    queue.stream.operations.put(going.wait)
+    executor._queues.put(queue)
     executor.resize(job, 2)  # the other worker goes there, once those behind the first have been stopped
     records = executor._records
     count = free_records(records)
@@ -661,12 +661,12 @@ def test_blocks_of_an_earlier_launch_count_when_the_last_one_is_withdrawn() -> N
     x[0] = 1
     assert [event.job for event in TestCudaExecutorWithoutGpu().ends(executor, 1)] == [first]
     until(lambda: executor.claimed(job) == 1)
-    line = run.line
-    line.stream.operations.put(going.wait)  # the stream executes nothing after the running launch
+    queue = run.queue
+    queue.stream.operations.put(going.wait)  # the stream executes nothing after the running launch
     for _ in range(2):
-        line.push(NOTHING, 0.0, [])
-    until(lambda: line.launched(line._pushed - 1))
-    line._words[AHEAD // 8] = 2 * AHEAD_NS  # later launches are held back
+        queue.push(NOTHING, 0.0, [])
+    until(lambda: queue.launched(queue._pushed - 1))
+    queue._fields[AHEAD // 8] = 2 * AHEAD_NS  # later launches are held back
     executor.resize(job, 1, younger=True)
     assert run.rows == 2 and not run.is_launched()
     y[0] = 1  # the running worker ends its block, and leaves
@@ -686,7 +686,7 @@ def gated(x):
         backoff(100)
 
 
-def test_ends_behind_workers_in_two_lines_are_told_in_order() -> None:
+def test_ends_behind_workers_in_two_queues_are_told_in_order() -> None:
     executor = fake_executor_over(FakeGpu())
     conformance = TestCudaExecutorWithoutGpu()
     conformance.finish_one(executor)
@@ -704,7 +704,7 @@ def test_ends_behind_workers_in_two_lines_are_told_in_order() -> None:
     until(lambda: polled() or executor.claimed(first) == 1)
     assert executor.launch_behind(second, Placement(plain=True), first)
     until(executor._runs[second].is_launched)
-    executor.resize(first, 2)  # the other worker is in a line of its own
+    executor.resize(first, 2)  # the other worker is in a queue of its own
     assert executor.launch_behind(third, Placement(workers=2), second)
     until(lambda: executor.claimed(first) == 2)
     x[0] = 1
@@ -722,10 +722,10 @@ def test_a_run_that_ended_before_one_that_is_withdrawn_is_reported() -> None:
     conformance.finish_one(executor)
     first, x = held(executor)
     second, withdrawn, ended = (conformance.job(executor) for _ in range(3))
-    line = executor._runs[first].line
-    assert line is not None and executor.launch_behind(second, Placement(workers=1), first)
+    queue = executor._runs[first].queue
+    assert queue is not None and executor.launch_behind(second, Placement(workers=1), first)
     until(executor._runs[second].is_launched)
-    line._words[AHEAD // 8] = AHEAD_NS  # rows behind both are held back
+    queue._fields[AHEAD // 8] = AHEAD_NS  # rows behind both are held back
     assert executor.launch_behind(withdrawn, Placement(workers=1), second)
     assert not executor._runs[withdrawn].is_launched()
     executor.launch(ended, Placement(workers=1))

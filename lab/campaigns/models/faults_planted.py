@@ -1133,13 +1133,20 @@ FAULTS = (
         "first-left-is-all",
         "workers",
         "a kernel is reported as left when its first launch has left",
-        (Edit(_GPU, "CudaExecutor._reap", "                if not run.rows:\n", "                if run.runs:\n"),),
+        (
+            Edit(
+                _GPU,
+                "CudaExecutor._poll_queues",
+                "                if not run.rows:\n",
+                "                if run.runs:\n",
+            ),
+        ),
     ),
     Fault(
         "grown-beside-relieved",
         "workers",
         "workers are added before the re-issued workers have left",
-        (Edit(_GPU, "CudaExecutor._launch_more", "if floor > run.gone:", "if floor > run.gone + run.floor:"),),
+        (Edit(_GPU, "CudaExecutor._launch_more", "if floor > run.exited:", "if floor > run.exited + run.floor:"),),
     ),
     Fault(
         "behind-the-oldest",

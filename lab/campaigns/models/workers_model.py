@@ -58,7 +58,7 @@ class _Stream:
 
 
 class _LaunchQueue:
-    """Model of `Line`, with a separate thread that launches its rows as operations of a stream."""
+    """Model of `LaunchQueue`, with a separate thread that launches its rows as operations of a stream."""
 
     room = 1024
 
@@ -66,7 +66,7 @@ class _LaunchQueue:
         self.stream = queues.streams[next(queues.numbers) % len(queues.streams)]
         self._queues = queues
         self._rows: list[Any] = []
-        self.told = self._launched = 0
+        self.polled = self._launched = 0
         queues.scheduler.spawn(self._launch)
 
     def _launch(self) -> None:
@@ -105,23 +105,23 @@ class _LaunchQueue:
         return bool(self._rows[number].ready)
 
     def follows(self, number: int, owner: Any) -> bool:
-        return any(row.owner is not owner for row in self._rows[self.told : number])
+        return any(row.owner is not owner for row in self._rows[self.polled : number])
 
     @property
     def empty(self) -> bool:
-        return self.told == len(self._rows)
+        return self.polled == len(self._rows)
 
-    def reap(self) -> list[tuple[Any, int, float, float]]:
+    def poll_completions(self) -> list[tuple[Any, int, float, float]]:
         found = []
-        while not self.empty and (self._rows[self.told].ended or self._rows[self.told].withdrawn):
-            row = self._rows[self.told]
-            self.told += 1
+        while not self.empty and (self._rows[self.polled].ended or self._rows[self.polled].withdrawn):
+            row = self._rows[self.polled]
+            self.polled += 1
             found.append((row.owner, -1 if row.withdrawn else 0, 0.0, 0.0))
         return found
 
 
 class _LaunchQueues:
-    """Model of `Lines`."""
+    """Model of `LaunchQueues`."""
 
     def __init__(self, scheduler: Scheduler, streams: int) -> None:
         self.scheduler = scheduler
@@ -134,8 +134,8 @@ class _LaunchQueues:
     def take(self, priority: int) -> _LaunchQueue:
         return self._idle.pop() if self._idle else _LaunchQueue(self)
 
-    def give(self, line: _LaunchQueue) -> None:
-        self._idle.append(line)
+    def put(self, queue: _LaunchQueue) -> None:
+        self._idle.append(queue)
 
     def nudge(self) -> None:
         pass
@@ -165,7 +165,7 @@ class _Gpu:
         self.model, self.scheduler = model, model.scheduler
         self.memory: dict[int, int] = defaultdict(int)
         self._control = _Stream(self.scheduler)
-        self.lines = _LaunchQueues(self.scheduler, model.random.choice((1, 2, 50)))
+        self.launch_queues = _LaunchQueues(self.scheduler, model.random.choice((1, 2, 50)))
 
     def enter(self) -> None:
         pass

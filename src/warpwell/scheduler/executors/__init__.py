@@ -6,9 +6,9 @@ block_executor.py   BlockExecutor, BlockRun, Phase: the base of both executors
 cpu_executor.py     CpuExecutor: threads of this machine as workers, slot by slot
 cuda_executor.py    CudaExecutor: workers on a GPU: how many there are, when they stop; ends
 cuda_run.py         CudaRun: one task on the GPU, its form and its control record
-gpu.py              Gpu: one GPU with its lines, events and control words
-lines.py            Line, Lines: streams whose kernels a native thread launches, and whose ends it records
-cuda_launch.py      Ahead, Pace, Order: what is prepared before a launch, how long it takes, which comes first
+gpu.py              Gpu: one GPU with its queues, events and control words
+launch_queues.py    LaunchQueue, LaunchQueues: streams whose kernels a native thread launches; it records their ends
+cuda_launch.py      Ahead, Pace, Order: preparation, latency and order of launches
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..executor import Executor
 
 
 def executor_of(device: str) -> Callable[[], Executor]:
-    """Return what makes the executor of "cpu" or "cuda"."""
-    # imported here: the GPU's executor imports the driver, and takes as long
+    """Return the factory of the executor of "cpu" or "cuda"."""
+    # Imported here, because the GPU's executor imports the driver, which takes long.
     if device == "cpu":
         from .cpu_executor import CpuExecutor
 

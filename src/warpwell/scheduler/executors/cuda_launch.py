@@ -1,4 +1,4 @@
-"""Launches on a GPU: tasks prepared before theirs (`Ahead`), `Records`, the time it takes (`Pace`), and `Order`."""
+"""Launches on a GPU: preparation (`Ahead`), control records (`Records`), latency (`Pace`), and their `Order`."""
 
 from __future__ import annotations
 
@@ -15,51 +15,50 @@ from ...targets.blocks import BEGUN, CONTROL_WORDS, MIRROR, PINNED_BYTES, fresh,
 from ..task import Job, Placement
 from .cuda_run import CudaRun
 
-LEARN = 0.2
-"""Weight of a new measurement."""
+LATENCY_WEIGHT = 0.2
+"""Weight of a new measurement in the average latency."""
 
-RELAUNCH = 300e-6
-"""Seconds that a launch takes, until it has been measured."""
+INITIAL_LAUNCH_SECONDS = 300e-6
+"""Assumed time of a launch until one has been measured."""
 
-MOST = 64
-"""Tasks that are prepared before they are launched, at most."""
-
+MAX_PREPARED = 64
+"""Maximum number of tasks that are prepared before they are launched."""
 
 RECORDS = 4096
-"""Tasks that may have begun and not ended."""
+"""Maximum number of tasks that have begun and not ended."""
 
-BATCH = 128 // CONTROL_WORDS
-"""Control records that are reset by one call: the driver takes fewer than 256 words."""
+RESET_BATCH = 128 // CONTROL_WORDS
+"""Control records that one call resets: the driver takes fewer than 256 words."""
 
-SOON = 1e-3
-"""Seconds after a launch in which its workers may not have begun; none has been seen to take as long."""
+START_TIMEOUT_SECONDS = 1e-3
+"""Time after a launch after which its workers are assumed to have started. No launch was observed to take as long."""
 
 
 class Ahead:
-    """Begins tasks that wait, where that copies and compiles nothing, while the executor has nothing else to do.
+    """Begins waiting tasks that need no copies and no compilation, while the executor is idle.
 
     Parameters
     ----------
     gpu : Gpu
     begin : callable
-        ``begin(run)`` begins the arguments of a run and returns what went wrong.
+        ``begin(run)`` begins the arguments of a run and returns its error, if any.
     """
 
     def __init__(self, gpu: Any, begin: Callable[[CudaRun], BaseException | None]) -> None:
         self._gpu = gpu
         self._begin = begin
-        self._coming: deque[Job] = deque(maxlen=MOST)
+        self._coming: deque[Job] = deque(maxlen=MAX_PREPARED)
         self._made: dict[Job, CudaRun] = {}
 
     def note(self, job: Job) -> None:
-        """Learn that a job waits."""
+        """Add a waiting job."""
         self._coming.append(job)
 
-    def step(self, begun: Container[Job]) -> bool:
-        """Prepare one job that is not among `begun`; return whether there was one."""
+    def step(self, launched: Container[Job]) -> bool:
+        """Prepare one job that is not among `launched`; return False if no job is left."""
         while self._coming:
             job = self._coming.popleft()
-            if not job.waits or job in begun or job in self._made:
+            if not job.waits or job in launched or job in self._made:
                 continue
             if self._gpu.at_hand(job.task.launch, job.task.arguments):
                 run = CudaRun(job, Placement())
@@ -70,7 +69,7 @@ class Ahead:
 
     def keep(self, run: CudaRun) -> None:
         """Keep a run that is prepared."""
-        if len(self._made) < MOST:
+        if len(self._made) < MAX_PREPARED:
             self._made[run.job] = run
 
     def drop(self, *jobs: Job) -> None:
@@ -87,10 +86,10 @@ class Ahead:
 
 
 class Records:
-    """Control records for tasks that begin: no launch has to set words before its workers, or to copy any for progress.
+    """A pool of initialized control records, so that a launch writes no words before its workers start.
 
-    Those of tasks that have ended are reset in the background, and as late as can be: a stream may still be about to
-    look at a word of one (`Order`).
+    Progress is reported to pinned memory, so that it needs no copies. Records of ended tasks are reset in the
+    background, as late as possible, because a stream may still wait for a word of such a record (`Order`).
 
     Parameters
     ----------
@@ -99,53 +98,53 @@ class Records:
 
     def __init__(self, gpu: Any) -> None:
         self._gpu = gpu
-        # one block of memory for all: to free memory waits for every kernel that runs
+        # One allocation for all: freeing memory waits for every running kernel.
         self._slab = gpu.allocate(8 * CONTROL_WORDS * RECORDS)
         self._slab.write(0, np.tile(np.array(fresh(), np.int64), RECORDS))
-        self._told = gpu.allocate_shared(PINNED_BYTES * RECORDS)
-        self._words = self._told.words
-        self._mirror = mirror_word(self._told.address, 1)
+        self._progress = gpu.allocate_shared(PINNED_BYTES * RECORDS)
+        self._progress_words = self._progress.words
+        self._mirror = mirror_word(self._progress.address, 1)
         self._first: int = self._slab.address
         self._ready: deque[int] = deque(self._slab.address + 8 * CONTROL_WORDS * k for k in range(RECORDS))
         self._used: deque[int] = deque()
         self._reset: tuple[Any, list[int]] | None = None
-        # by how often progress is told
+        # By the interval at which workers report progress.
         self._spare: dict[int, int] = {}
-        self._wanted: set[int] = set()
+        self._missing: set[int] = set()
 
     def take(self, blocks: int) -> int:
-        """Return the address of a record as `fresh` says, for a task of so many blocks."""
-        often = mirror_word(0, blocks)
-        record = self._spare.pop(often, None)
-        self._wanted.add(often)
+        """Return the address of an initialized record (`fresh`) for a task of `blocks` blocks."""
+        interval = mirror_word(0, blocks)
+        record = self._spare.pop(interval, None)
+        self._missing.add(interval)
         if record is None:
             record = self._next()
-            self._tell(record, often)
+            self._report_progress(record, interval)
         return record
 
     def step(self) -> bool:
-        """Make a record ready in place of one that was taken; return whether there was one."""
-        if not self._wanted or not self._ready:
+        """Prepare a spare record; return False if none is missing or no record is ready."""
+        if not self._missing or not self._ready:
             return False
-        often = self._wanted.pop()
-        if often not in self._spare:
+        interval = self._missing.pop()
+        if interval not in self._spare:
             record = self._ready.popleft()
             try:
-                self._tell(record, often)
-            except errors.DeviceNotFoundError:  # `poll` says that it is lost
+                self._report_progress(record, interval)
+            except errors.DeviceNotFoundError:  # `poll` reports the loss
                 return False
-            self._spare[often] = record
+            self._spare[interval] = record
         return True
 
-    def _tell(self, record: int, often: int) -> None:
-        """Let workers tell progress; they find the address when it is there."""
+    def _report_progress(self, record: int, interval: int) -> None:
+        """Let workers report progress, from when they read the address."""
         number = self._number(record)
-        self._words[PINNED_BYTES // 8 * number] = 0
-        self._gpu.set_word(record + 8 * MIRROR, self._mirror + PINNED_BYTES * number + often)
+        self._progress_words[PINNED_BYTES // 8 * number] = 0
+        self._gpu.set_word(record + 8 * MIRROR, self._mirror + PINNED_BYTES * number + interval)
 
     def progress(self, record: int) -> int:
-        """Return how many blocks of a record's task have ended, or some less."""
-        return int(self._words[PINNED_BYTES // 8 * self._number(record)])
+        """Return a lower bound of the number of completed blocks of a record's task."""
+        return int(self._progress_words[PINNED_BYTES // 8 * self._number(record)])
 
     def _number(self, record: int) -> int:
         return (record - self._first) // (8 * CONTROL_WORDS)
@@ -157,39 +156,39 @@ class Records:
             while not self._gpu.done(event):
                 time.sleep(10e-6)
             self._ready += made
-        if self._reset is None and self._used and len(self._ready) <= 2 * BATCH:
-            made = [self._used.popleft() for _ in range(min(BATCH, len(self._used)))]
+        if self._reset is None and self._used and len(self._ready) <= 2 * RESET_BATCH:
+            made = [self._used.popleft() for _ in range(min(RESET_BATCH, len(self._used)))]
             self._reset = self._gpu.reset_words(made, fresh()), made
         if not self._ready and self._reset is not None:
             return self._next()
         if not self._ready and self._spare:
             return self._spare.popitem()[1]
         if not self._ready:
-            raise errors.SchedulerError(f"{RECORDS} tasks have begun and not ended: let some end first")
+            raise errors.SchedulerError(f"{RECORDS} tasks have begun and not ended: wait for some of them first")
         return self._ready.popleft()
 
-    def give(self, record: int) -> None:
-        """Give back the record of a task that has ended."""
+    def put(self, record: int) -> None:
+        """Return the record of a task that has ended."""
         self._used.append(record)
 
 
 class Pace:
-    """How long it takes from the end of a task to the next launch, and the launch itself, as they were so far.
+    """Average latency from the end of a task to the next launch, and of the launch itself.
 
     Parameters
     ----------
     launching : float
-        Seconds, until a launch has been measured.
+        Assumed seconds of a launch until one has been measured.
 
     Attributes
     ----------
     launching : float
         Seconds of a launch.
     seconds : float
-        Of both together.
+        Sum of both latencies.
     """
 
-    def __init__(self, launching: float = RELAUNCH) -> None:
+    def __init__(self, launching: float = INITIAL_LAUNCH_SECONDS) -> None:
         self.launching = launching
         self._handing = 0.0
         self._free: float | None = None
@@ -200,23 +199,23 @@ class Pace:
         return self.launching + self._handing
 
     def freed(self, now: float) -> float:
-        """Note that a task has left or ended; return `now`."""
+        """Record that a task has left or ended; return `now`."""
         self._free = now
         return now
 
-    def launched(self, asked: float, now: float) -> None:
-        """Note a launch that was asked for and is done."""
-        self.launching += LEARN * (now - asked - self.launching)
+    def launched(self, start: float, now: float) -> None:
+        """Record a launch that was requested at `start` and is complete."""
+        self.launching += LATENCY_WEIGHT * (now - start - self.launching)
         if self._free is not None:
-            self._handing += LEARN * (asked - self._free - self._handing)
+            self._handing += LATENCY_WEIGHT * (start - self._free - self._handing)
             self._free = None
 
 
 class Order:
-    """Lets a kernel begin when the workers of that before it have begun.
+    """Delays a kernel until the workers of the previous launch have started.
 
-    Launches in two streams race, and who wins takes the room: a memory-intensive kernel that was to be resident first,
-    and is not, gets next to nothing beside a compute-intensive one (see docs/scheduler.md).
+    Launches in two streams race for room on the device. A memory-intensive kernel that should be resident first, and
+    is not, gets almost no issue slots from a compute-intensive one (see docs/scheduler.md).
 
     Parameters
     ----------
@@ -226,20 +225,20 @@ class Order:
     def __init__(self, gpu: Any) -> None:
         self._gpu = gpu
         self._before: weakref.ref[CudaRun] | None = None
-        self._least = 0
-        self._at = 0.0
+        self._started_workers = 0
+        self._time = 0.0
 
     def keep(self, run: CudaRun, stream: Any, now: float) -> None:
-        """Put a wait into the stream of a run, where its kernel might come too early. It is launched behind it."""
+        """Push a wait into the stream of a run before its kernel, if the kernel might start too early."""
         before = None if self._before is None else self._before()
-        if before is None or before is run or not before.runs or now - self._at >= SOON:
+        if before is None or before is run or not before.runs or now - self._time >= START_TIMEOUT_SECONDS:
             return
-        # who is more urgent does not wait
+        # A kernel of higher priority does not wait.
         if run.placement.priority <= before.placement.priority and before.is_launched():
-            self._gpu.wait_word(stream, before.control + 8 * BEGUN, self._least)
+            self._gpu.wait_word(stream, before.control + 8 * BEGUN, self._started_workers)
 
     def began(self, run: CudaRun, now: float) -> None:
-        """Note that a run was launched, and not behind another."""
-        # one without a quota may find no room for all of its workers for long, and gains nothing by being first
+        """Record that a run was launched, and not queued after another one."""
+        # Without a quota, a run may wait long for room for all its workers, and gains nothing from being first.
         self._before = weakref.ref(run) if run.count and run.placement.workers is not None else None
-        self._least, self._at = run.top - run.never, now
+        self._started_workers, self._time = run.top - run.never, now

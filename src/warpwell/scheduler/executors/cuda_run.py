@@ -13,58 +13,57 @@ from ..executor import Ended, Stopped
 from ..task import Job, Placement
 from .block_executor import BlockRun, Phase
 
-WHOLE = 100e-6
-"""Seconds: a kernel that is shorter runs untransformed, because it is over before a flag and a launch would be."""
+UNMODIFIED_BELOW_SECONDS = 100e-6
+"""A shorter kernel runs unmodified, because it ends before the stop flag and another launch would take effect."""
 
-
-_NONE: list[Any] = []
-"""Of runs of which nothing has to be kept; nobody adds to it."""
+_EMPTY: list[Any] = []
+"""Shared default of list fields; never modified."""
 
 
 class CudaRun(BlockRun):
     """A task on the GPU."""
 
-    # Of thousands of short ones, most fields are never set: they are the class's.
-    blocks: BlockLaunch | Kept | None = None
+    # Most fields of a short task are never set: their defaults are attributes of the class.
+    blocks: BlockLaunch | PreparedForms | None = None
     forms: Any = None
     control = 0
     """Address of its control record, 0 before it has one."""
-    line: Any = None
-    """The `lines.Line` that its last launch was given to; None where that has ended."""
+    queue: Any = None
+    """The `launch_queues.LaunchQueue` of its last launch; None if that has ended."""
     ticket = 0
-    """Its last number there."""
+    """Number of its last launch in that queue."""
     rows = 0
-    """Launches of it in lines that have not ended."""
-    kept = _NONE
-    """What these launch."""
+    """Number of its launches in queues that have not ended."""
+    launch_rows = _EMPTY
+    """Rows of these launches. Their memory must stay valid."""
     behind = False
-    """Whether it was given to its line behind others, so that it may leave before it begins."""
+    """Whether it was queued after other launches in its queue, so that it may be withdrawn before it starts."""
     pending_waits = 0
     """Number of streams that may still read its control record."""
     gave = 0
-    """The control record of one that has ended, which is given back when no stream reads it."""
+    """Control record of an ended run, which is returned when no stream reads it."""
     after: CudaRun | None = None
-    """Of whom is told first, that it has left."""
-    then = _NONE
-    """Those that come after it."""
+    """The run whose end must be reported before this one's."""
+    then = _EMPTY
+    """Runs whose ends must be reported after this one's."""
     next_launch = 0
-    """Of a batch: the position of the next launch that a line is given."""
+    """Batches: position of the next launch to push to a queue."""
     pair: tuple[int, int] | None = None
-    """Events before and behind it in its line, if its time is to be measured."""
+    """Events before and after it in its queue, if its time is measured."""
     several = False
-    """Whether workers were launched more than once since it began: then its time is not known."""
+    """Whether workers were launched more than once since it started: then its time is unknown."""
     count = 0
-    """Workers of the last launch; 0 where it runs whole."""
-    wanted = 0
-    """Workers that are launched next."""
+    """Number of workers of the last launch; 0 if it runs unmodified."""
+    next_workers = 0
+    """Number of workers of the next launch."""
     top = 0
-    """Number of the next worker: as many were given to lines."""
+    """Number of the next worker, which equals the number of workers pushed so far."""
     never = 0
-    """Of these, as many were withdrawn before they began."""
+    """Number of pushed workers that were withdrawn before they started."""
     floor = 0
-    """`STOP` as it was last set: workers below it are to leave."""
-    gone = 0
-    """Of these, as many are known to have left."""
+    """`STOP` as it was last set: workers with a smaller number must leave."""
+    exited = 0
+    """Number of workers that are known to have left."""
     chunk = 1
     done = 0
     resources: Mapping[str, int] = MappingProxyType({})
@@ -75,7 +74,7 @@ class CudaRun(BlockRun):
 
     @property
     def runs(self) -> bool:
-        """Whether something of it is on the GPU."""
+        """Whether it has launches on the GPU or in a queue."""
         return self.phase in (Phase.RUNNING, Phase.STOPPING)
 
     @property
@@ -90,79 +89,79 @@ class CudaRun(BlockRun):
         if self.is_batch:
             return "batch"
         if self.done and self.blocks.preemptible:
-            return "workers"  # as it is, blocks that have ended would run once more
+            return "workers"  # unmodified, it would run completed blocks again
         return "plain" if self.placement.plain or self.short or not self.blocks.preemptible else "workers"
 
     @property
     def short(self) -> bool:
-        """Whether it is expected to be over before it could be preempted."""
+        """Whether it is expected to end before it could be preempted."""
         seconds = self.job.task.profile.seconds
-        # a kernel that runs whole cannot be preempted if the time was wrong
-        return seconds is not None and seconds < WHOLE and not self.said
+        # An unmodified kernel cannot be preempted if the submitter's time was wrong.
+        return seconds is not None and seconds < UNMODIFIED_BELOW_SECONDS and not self.is_time_given
 
     @property
-    def said(self) -> bool:
-        """Whether its times were given by the submitter, neither measured nor predicted."""
+    def is_time_given(self) -> bool:
+        """Whether the submitter gave its time, which is then not measured or predicted."""
         return self.job.task.profile.source == "given"
 
     @property
     def row(self) -> Any:
-        """What a line takes; None where it runs otherwise, or its arguments are no words."""
+        """The launch as a row of a queue; None if it runs as workers or its arguments do not fit into 64-bit fields."""
         makes = getattr(self.forms, "plain_row", None)
         return None if makes is None or self.form != "plain" else makes()
 
     @property
     def timed(self) -> bool:
-        """Whether its analyzer wants the kernel's time."""
-        known = self.job.task.known
-        return known is not None and known.wants and not self.done
+        """Whether its analyzer needs the kernel's time."""
+        record = self.job.task.known
+        return record is not None and record.wants and not self.done
 
     @property
-    def waits(self) -> bool:
-        """Whether it is behind others that have not ended."""
-        return self.behind and self.line is not None and self.line.follows(self.ticket, self)
+    def is_queued(self) -> bool:
+        """Whether it is queued after launches of other runs that have not ended."""
+        return self.behind and self.queue is not None and self.queue.follows(self.ticket, self)
 
     def is_launched(self) -> bool:
-        """Return whether all that was pushed of it is on the GPU; the thread of the lines is waited for."""
-        return self.line is None or bool(self.line.launched(self.ticket))
+        """Return True if all its pushed launches are on the GPU. Waits for the thread of the queues."""
+        return self.queue is None or bool(self.queue.launched(self.ticket))
 
-    def comes_after(self, other: CudaRun) -> None:
-        """Let its end be told behind that of another."""
-        self.after, other.then = other, [*other.then, self]
+    def comes_after(self, before: CudaRun) -> None:
+        """Report the end of this run after the end of `before`."""
+        self.after, before.then = before, [*before.then, self]
 
     def leaves_order(self) -> list[CudaRun]:
-        """Return those that came after it; they come after who was before it now."""
-        then, self.then = [its for its in self.then if its.after is self], []
-        for its in then:
-            its.after = None
+        """Return the runs that came after this one. From now on they come after its own predecessor."""
+        then, self.then = [run for run in self.then if run.after is self], []
+        for run in then:
+            run.after = None
             if self.after is not None:
-                its.comes_after(self.after)
+                run.comes_after(self.after)
         self.after = None
         return then
 
-    def most(self) -> int:
-        """Return the workers that it may have, at most as many as can be resident."""
+    def max_workers(self) -> int:
+        """Return its quota of workers, at most as many as can be resident."""
         resident = self.resources["resident"]
-        wanted = resident if self.placement.workers is None else min(self.placement.workers, resident)
-        return max(1, wanted)
+        quota = resident if self.placement.workers is None else min(self.placement.workers, resident)
+        return max(1, quota)
 
     @property
     def block_seconds(self) -> float:
-        """The expected time of a block, 0 where nothing is known."""
+        """The expected time of a block, or 0 if unknown."""
         assert self.blocks is not None
         resident = min(self.resources.get("resident", 1), self.blocks.blocks)
         return (self.job.task.profile.seconds or 0.0) * resident / self.blocks.blocks
 
 
-class Kept:
-    """How tasks of one prepared launch are launched: as a `BlockLaunch`, with nothing to begin or to end.
+class PreparedForms:
+    """The compiled launch that all tasks of a prepared launch share: a `BlockLaunch` without steps to begin or end.
 
     Parameters
     ----------
     forms : object
-        Compiled, with the arguments of all of them, whose arrays are on the GPU.
+        The compiled forms with their arguments. All arrays are on the GPU.
     blocks : BlockLaunch
-        Of one of them; it is not kept.
+        The launch of one of the tasks. No reference to it is kept.
     """
 
     __slots__ = ("blocks", "forms", "preemptible")
@@ -175,24 +174,23 @@ class Kept:
         self.preemptible = blocks.preemptible
 
     def abort(self) -> None:
-        """Its kernel asks no flag."""
+        """Do nothing: its kernel checks no flag."""
 
     def end(self) -> None:
-        """There is nothing to bring back."""
+        """Do nothing: no array is copied back."""
 
 
 def lost_with(
     error: BaseException, runs: Iterable[CudaRun], found: Sequence[Ended | Stopped], time: float
 ) -> list[Ended | Stopped]:
-    """End the runs on a lost GPU; return the events for the scheduler, in place of those `found`.
+    """End the runs on a lost GPU; return the events that replace `found`.
 
-    Tasks that have ended stay ended. A task whose stop was polled is in a queue of the scheduler, which will find out;
-    a task whose stop was not polled yet is lost.
+    Tasks that have ended stay ended. A task whose stop was polled waits in the scheduler, which detects the loss
+    itself. A task whose stop was not polled yet is lost.
     """
-    events = list(found)
-    told: list[Ended | Stopped] = [event for event in events if isinstance(event, Ended)]
-    ended = {event.job for event in told}
-    stopped = {event.job for event in events} - ended
+    events: list[Ended | Stopped] = [event for event in found if isinstance(event, Ended)]
+    ended = {event.job for event in events}
+    stopped = {event.job for event in found} - ended
     for run in runs:
         if run.job in ended or (run.phase is Phase.STOPPED and run.job not in stopped):
             continue
@@ -202,5 +200,5 @@ def lost_with(
             f"task {name!r} was lost when a kernel on the GPU failed ({error}): submit it again to a new process",
             task=name,
         )
-        told.append(Ended(run.job, time, lost))
-    return told
+        events.append(Ended(run.job, time, lost))
+    return events

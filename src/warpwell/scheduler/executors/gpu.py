@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ... import errors
 from ...libcuda import driver
 from ...targets import Block, GpuDevice, memory_for
-from .lines import Lines, address_of
+from .launch_queues import LaunchQueues, address_of
 
 MIRROR_WORDS = 64
 """Words of pinned memory that control words are read into."""
@@ -63,11 +63,11 @@ class Gpu(GpuDevice):
     # -- streams ---------------------------------------------------------------------------------------------
 
     @functools.cached_property
-    def lines(self) -> Lines:
+    def launch_queues(self) -> LaunchQueues:
         """The streams whose kernels a native thread launches, and that thread. Close it before the GPU."""
         library = driver()
         functions = (library.cuLaunchKernelEx, library.cuEventRecord, library.cuEventQuery)
-        return Lines([address_of(f) for f in functions], self.new_events, self.new_stream, self.enter)
+        return LaunchQueues([address_of(f) for f in functions], self.new_events, self.new_stream, self.enter)
 
     def new_event(self, timing: bool = False) -> int:
         """Return the handle of a new event, with a time or without one."""
@@ -148,7 +148,7 @@ class Gpu(GpuDevice):
     def forms(self, blocks: Any) -> Any:
         """Return the compiled forms of a launch that has begun (see `targets.blocks.cuda.Forms`)."""
         keeps = getattr(blocks, "kept_forms", None)
-        return blocks.forms() if keeps is None else keeps(self.ordinal, self.words)
+        return blocks.forms() if keeps is None else keeps(self.ordinal, self.launch_signature)
 
     def at_hand(self, launch: Any, args: Sequence[Any]) -> bool:
         """Return True if a launch may begin at once: its arguments are in device memory, and some form is compiled."""
@@ -157,8 +157,8 @@ class Gpu(GpuDevice):
                 return False
         return any(key[0] == "cuda-forms" for key in list(launch.kernel.compiled))
 
-    def words(self, args: Sequence[Any]) -> tuple[Any, ...] | None:
-        """Return what decides what a launch does, of numbers and device arrays: types and words; None for others."""
+    def launch_signature(self, args: Sequence[Any]) -> tuple[Any, ...] | None:
+        """Return types and values of numbers and device arrays, equal if the kernel gets the same; None for others."""
         found: list[Any] = []
         for value in args:
             kind = type(value)

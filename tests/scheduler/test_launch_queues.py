@@ -1,4 +1,4 @@
-"""Lines: the native thread that launches kernels, over functions that stand for the driver's."""
+"""LaunchQueues: the native thread that launches kernels, over functions that stand for the driver's."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from warpwell._os import clock
-from warpwell.scheduler.executors import lines as module
-from warpwell.scheduler.executors.lines import Line, Lines, address_of
+from warpwell.scheduler.executors import launch_queues as module
+from warpwell.scheduler.executors.launch_queues import LaunchQueue, LaunchQueues, address_of
 from warpwell.targets.native import native
 from warpwell.targets.primitives import SYSTEM, load_acquire
 
@@ -42,7 +42,9 @@ class Driver:
         self._used = 0
         self._streams = 0
         self._calls = [ctypes.CFUNCTYPE(*CALL_FIELDS)(call) for call in (self._launch, self._record)]
-        self.lines = Lines([*map(address_of, self._calls), query.address], self.events, self.stream, lambda: None)
+        self.queues = LaunchQueues(
+            [*map(address_of, self._calls), query.address], self.events, self.stream, lambda: None
+        )
 
     def events(self, count: int) -> list[int]:
         first, self._used = self._used, self._used + count
@@ -82,7 +84,7 @@ def kernel(number: int) -> Any:
 def driver() -> Iterator[Driver]:
     made = Driver()
     yield made
-    made.lines.close()
+    made.queues.close()
 
 
 def until(condition: Any) -> None:
@@ -92,126 +94,126 @@ def until(condition: Any) -> None:
         time.sleep(1e-4)
 
 
-def take_line(driver: Driver, priority: int) -> Line:
-    line = driver.lines.take(priority)
-    assert line is not None
-    return line
+def take_queue(driver: Driver, priority: int) -> LaunchQueue:
+    queue = driver.queues.take(priority)
+    assert queue is not None
+    return queue
 
 
-def reaped(line: Any, count: int) -> list[tuple[Any, int]]:
+def polled(queue: Any, count: int) -> list[tuple[Any, int]]:
     found: list[tuple[Any, int]] = []
 
     def more() -> bool:
-        found.extend(entry[:2] for entry in line.reap())
+        found.extend(entry[:2] for entry in queue.poll_completions())
         return len(found) >= count
 
     until(more)
     return found
 
 
-def test_kernels_of_a_line_are_launched_and_end_in_order(driver: Driver) -> None:
-    line, second = take_line(driver, 0), take_line(driver, 3)
+def test_kernels_of_a_queue_are_launched_and_end_in_order(driver: Driver) -> None:
+    queue, second = take_queue(driver, 0), take_queue(driver, 3)
     for number in range(20):
-        line.push(kernel(number), 10e-6, f"task {number}")
+        queue.push(kernel(number), 10e-6, f"task {number}")
         second.push(kernel(1000 + number), 10e-6, None)
     until(lambda: len(driver.launched) == 40)
-    for filled, first in ((line, 0), (second, 1000)):
+    for filled, first in ((queue, 0), (second, 1000)):
         handles = {stream for stream, number in driver.launched if first <= number < first + 20}
         assert handles == {filled.stream.handle}
         assert [n for stream, n in driver.launched if stream in handles] == list(range(first, first + 20))
-    assert line.reap() == [] and not line.empty  # nothing has ended yet
+    assert queue.poll_completions() == [] and not queue.empty  # nothing has ended yet
     found: list[Any] = []
     while len(found) < 20:
         driver.run()
-        found += reaped(line, 1)
-    assert found == [(f"task {k}", 0) for k in range(20)] and line.empty
+        found += polled(queue, 1)
+    assert found == [(f"task {k}", 0) for k in range(20)] and queue.empty
 
 
 def test_what_others_gave_a_stream_ends_in_its_turn(driver: Driver) -> None:
-    line = take_line(driver, 0)
+    queue = take_queue(driver, 0)
     for owner, row in enumerate((kernel(1), module.NOTHING, kernel(2))):
-        line.push(row, 0.0, owner)
-    assert line.follows(2, 2) and line.follows(1, 2) and not line.follows(0, 2) and not line.follows(1, 0)
+        queue.push(row, 0.0, owner)
+    assert queue.follows(2, 2) and queue.follows(1, 2) and not queue.follows(0, 2) and not queue.follows(1, 0)
     until(lambda: len(driver.recorded) == 3)
     assert [number for _, number in driver.launched] == [1, 2]
     driver.run(2)
-    assert reaped(line, 2) == [(0, 0), (1, 0)] and not line.follows(2, 2)
+    assert polled(queue, 2) == [(0, 0), (1, 0)] and not queue.follows(2, 2)
     driver.run()
-    assert reaped(line, 1) == [(2, 0)] and line.empty
+    assert polled(queue, 1) == [(2, 0)] and queue.empty
 
 
 def test_an_end_is_told_once_with_its_times(driver: Driver) -> None:
-    line = take_line(driver, 0)
+    queue = take_queue(driver, 0)
     before = clock.monotonic()
-    line.push(kernel(7), 0.0, "task")
+    queue.push(kernel(7), 0.0, "task")
     until(lambda: len(driver.recorded) == 1)
     driver.run()
     found: list[Any] = []
-    until(lambda: found.extend(line.reap()) or found)  # type: ignore[func-returns-value]
+    until(lambda: found.extend(queue.poll_completions()) or found)  # type: ignore[func-returns-value]
     [(owner, status, started, ended)] = found
     assert (owner, status) == ("task", 0) and before <= started <= ended <= clock.monotonic()
-    assert line.empty and line.reap() == []
+    assert queue.empty and queue.poll_completions() == []
 
 
 def test_no_more_is_on_the_gpu_than_should_be_and_the_rest_may_be_withdrawn(driver: Driver) -> None:
-    line = take_line(driver, 0)
-    numbers = [line.push(kernel(k), 0.9 * module.AHEAD_NS * 1e-9, k) for k in range(8)]
+    queue = take_queue(driver, 0)
+    numbers = [queue.push(kernel(k), 0.9 * module.AHEAD_NS * 1e-9, k) for k in range(8)]
     until(lambda: len(driver.launched) == 2)
     time.sleep(0.02)
     assert len(driver.launched) == 2  # one runs, and one is there when it ends
-    assert line.withdraw(numbers[5]) and not line.withdraw(numbers[5]) and not line.withdraw(numbers[0])
+    assert queue.withdraw(numbers[5]) and not queue.withdraw(numbers[5]) and not queue.withdraw(numbers[0])
     ends: list[tuple[Any, int]] = []
     while len(ends) < 8:
         until(lambda: driver.recorded)
         driver.run(1)
-        ends += reaped(line, 1)
+        ends += polled(queue, 1)
     assert ends == [(k, -1 if k == 5 else 0) for k in range(8)]
     assert [number for _, number in driver.launched] == [0, 1, 2, 3, 4, 6, 7]
 
 
 def test_the_last_ones_may_be_withdrawn(driver: Driver) -> None:
-    line = take_line(driver, 0)
-    numbers = [line.push(kernel(k), 0.9 * module.AHEAD_NS * 1e-9, k) for k in range(4)]
+    queue = take_queue(driver, 0)
+    numbers = [queue.push(kernel(k), 0.9 * module.AHEAD_NS * 1e-9, k) for k in range(4)]
     until(lambda: len(driver.launched) == 2)
-    assert line.withdraw(numbers[2]) and line.withdraw(numbers[3])
+    assert queue.withdraw(numbers[2]) and queue.withdraw(numbers[3])
     until(lambda: len(driver.recorded) == 2)
     driver.run()
-    assert reaped(line, 4) == [(0, 0), (1, 0), (2, -1), (3, -1)]
-    assert line.empty
+    assert polled(queue, 4) == [(0, 0), (1, 0), (2, -1), (3, -1)]
+    assert queue.empty
 
 
 def test_what_the_driver_refuses_ends_in_its_turn_and_the_others_run(driver: Driver) -> None:
     driver.refused[1] = 701
-    line = take_line(driver, 0)
+    queue = take_queue(driver, 0)
     for k in range(3):
-        line.push(kernel(k), 1e-3, k)
+        queue.push(kernel(k), 1e-3, k)
     until(lambda: len(driver.recorded) == 2)
     driver.run()
-    assert reaped(line, 3) == [(0, 0), (1, 701), (2, 0)]
+    assert polled(queue, 3) == [(0, 0), (1, 701), (2, 0)]
 
 
 def test_a_lost_gpu_ends_everything_with_its_status(driver: Driver) -> None:
-    line = take_line(driver, 0)
+    queue = take_queue(driver, 0)
     for k in range(3):
-        line.push(kernel(k), 1e-3, k)
+        queue.push(kernel(k), 1e-3, k)
     until(lambda: len(driver.recorded) >= 1)
     driver.status = 700
     driver.run()
-    assert {status for _, status in reaped(line, 2)} == {700}
+    assert {status for _, status in polled(queue, 2)} == {700}
 
 
-def test_lines_are_given_back_and_there_are_not_endless_ones(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST", 2)
-    first, second = take_line(driver, 0), take_line(driver, 1)
-    assert driver.lines.take(0) is None
-    driver.lines.give(first)
-    assert driver.lines.take(0) is first and driver.lines.take(0) is None and second is not first
-    driver.lines.give(first)
-    assert driver.lines.take(1) is first  # of another priority, which is better than none
+def test_queues_are_given_back_and_there_are_not_endless_ones(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_QUEUES", 2)
+    first, second = take_queue(driver, 0), take_queue(driver, 1)
+    assert driver.queues.take(0) is None
+    driver.queues.put(first)
+    assert driver.queues.take(0) is first and driver.queues.take(0) is None and second is not first
+    driver.queues.put(first)
+    assert driver.queues.take(1) is first  # of another priority, which is better than none
 
 
 def test_a_ring_of_rows_is_used_again(driver: Driver) -> None:
-    line = take_line(driver, 0)
+    queue = take_queue(driver, 0)
     stop = threading.Event()
 
     def runs() -> None:
@@ -225,12 +227,12 @@ def test_a_ring_of_rows_is_used_again(driver: Driver) -> None:
     launched: list[int] = []
     k = 0
     while k < 3 * module.SLOTS:
-        if not line.room:
-            ends += reaped(line, 1)
-        assert line.push(kernel(k), 1e-6, k) == k
+        if not queue.room:
+            ends += polled(queue, 1)
+        assert queue.push(kernel(k), 1e-6, k) == k
         launched.append(k)
         k += 1
-    ends += reaped(line, 3 * module.SLOTS - len(ends))
+    ends += polled(queue, 3 * module.SLOTS - len(ends))
     stop.set()
     thread.join()
     assert ends == [(k, 0) for k in range(3 * module.SLOTS)]
@@ -238,44 +240,44 @@ def test_a_ring_of_rows_is_used_again(driver: Driver) -> None:
 
 
 def test_who_waits_is_woken_by_an_end_and_by_others_and_by_the_time(driver: Driver) -> None:
-    lines = driver.lines
-    line = take_line(driver, 0)
+    queues = driver.queues
+    queue = take_queue(driver, 0)
     start = clock.monotonic()
-    lines.watch(lines.news, start + 0.05, 0.0)
+    queues.watch(queues.news, start + 0.05, 0.0)
     assert clock.monotonic() >= start + 0.05
-    timer = threading.Timer(0.05, lines.wake)
+    timer = threading.Timer(0.05, queues.wake)
     timer.start()
-    lines.watch(lines.news, clock.monotonic() + 60, 0.0)
-    assert lines.woken
-    lines.watch(lines.news, clock.monotonic() + 60, 0.0)  # it is remembered
+    queues.watch(queues.news, clock.monotonic() + 60, 0.0)
+    assert queues.woken
+    queues.watch(queues.news, clock.monotonic() + 60, 0.0)  # it is remembered
     timer.join()
-    lines.rest()
-    lines.nudge()
+    queues.clear_wake()
+    queues.nudge()
     start = clock.monotonic()
-    lines.watch(lines.news - 1, 0.0, 0.0, start + 0.05)  # news that may wait
+    queues.watch(queues.news - 1, 0.0, 0.0, start + 0.05)  # news that may wait
     assert start + 0.05 <= clock.monotonic() < start + 30
-    timer = threading.Timer(0.05, lines.wake)
+    timer = threading.Timer(0.05, queues.wake)
     timer.start()
-    lines.watch(lines.news - 1, 0.0, 0.0, clock.monotonic() + 60)
+    queues.watch(queues.news - 1, 0.0, 0.0, clock.monotonic() + 60)
     timer.join()
-    lines.rest()
-    line.push(kernel(0), 0.0, None)
+    queues.clear_wake()
+    queue.push(kernel(0), 0.0, None)
     until(lambda: driver.recorded)
     timer = threading.Timer(0.05, driver.run)
     timer.start()
-    lines.watch(lines.news, clock.monotonic() + 60, 0.0)
-    assert not lines.woken and line.reap()
+    queues.watch(queues.news, clock.monotonic() + 60, 0.0)
+    assert not queues.woken and queue.poll_completions()
     timer.join()
     assert clock.monotonic() - start < 30
 
 
 def test_a_thread_that_sleeps_is_woken_by_work(driver: Driver) -> None:
-    line = take_line(driver, 0)
+    queue = take_queue(driver, 0)
     for _ in range(3):
         time.sleep(0.03)  # longer than it looks without a pause
         start = clock.monotonic()
-        line.push(kernel(0), 0.0, None)
+        queue.push(kernel(0), 0.0, None)
         until(lambda: driver.recorded)
         assert clock.monotonic() - start < 0.5 * module.NAP_NS * 1e-9
         driver.run()
-        reaped(line, 1)
+        polled(queue, 1)
