@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 import warpwell as ww
-from lab.sched.simulator import Simulator
+from lab.sched.simulator import HostDelays, Simulator
 from warpwell import errors, gpu
-from warpwell.scheduler import Capacity, Core, Job, Kind, Profile, Request, Scheduler, State, Task
+from warpwell.scheduler import Capacity, Core, Job, Kind, Log, Profile, Request, Scheduler, State, Task
 from warpwell.scheduler.data_order import Access
 from warpwell.scheduler.predict.rates import ClassTable
 
@@ -35,8 +35,10 @@ def overlap(first: Task, second: Task) -> bool:
     )
 
 
-def random_accesses(chance: random.Random) -> list[Access]:
-    """Return the memory of a task."""
+def random_accesses(chance: random.Random, is_chain: bool) -> list[Access]:
+    """Return the memory of a task; in a chain, all tasks use the same memory."""
+    if is_chain and chance.random() < 0.9:
+        return [Access(0, 10, chance.random() < 0.8)]
     found = []
     for _ in range(chance.randrange(4)):
         start = chance.randrange(30)
@@ -44,8 +46,18 @@ def random_accesses(chance: random.Random) -> list[Access]:
     return found
 
 
-def run_simulated(seed: int) -> int:
-    """Run a random program in the simulator; return how many tasks waited for the data of another one.
+def count_queued(log: Log) -> int:
+    """Return the number of tasks that were queued on the device behind the tasks whose data they use."""
+    return sum(event.kind == "launch" and event.why.get("rule") == "data" for event in log)
+
+
+def run_simulated(seed: int) -> tuple[int, int]:
+    """Run a random program in the simulator.
+
+    Returns
+    -------
+    (int, int)
+        Numbers of tasks that waited for the data of another one, and that were queued behind it on the device.
 
     Raises
     ------
@@ -54,32 +66,35 @@ def run_simulated(seed: int) -> int:
     """
     chance = random.Random(seed)
     capacity = Capacity(memory=100)
-    executor = Simulator(ClassTable(capacity), capacity, mode=chance.choice(("switch", "drain")), seed=seed)
+    is_chain = chance.random() < 0.5
+    host = HostDelays(4e-4, 1e-4) if is_chain or chance.random() < 0.3 else HostDelays()
+    executor = Simulator(ClassTable(capacity), capacity, mode=chance.choice(("switch", "drain")), seed=seed, host=host)
     tenants: Any = None
     if chance.random() < 0.5:
         tenants = {"a": {"share": 0.4, "burst": chance.random() < 0.5, "window": 0.01}, "b": {"weight": 3}, "c": {}}
-    policy = chance.choice(("lanes", "lanes", "source", "first-come", "left-over"))
+    policy = chance.choice(("lanes", "lanes", "lanes", "source", "first-come", "left-over"))
     core = Core(executor, policy, limit=chance.randrange(1, 4), tenants=tenants)
     jobs: list[Job] = []
     events = []
+    lengths = (0.05, 0.1) if is_chain else (0.05, 1, 3, 20)
     for number in range(chance.randrange(2, 25)):
         tasks = [
             Task(
                 f"t{number}.{k}",
                 100,
-                Profile(kind=chance.choice(list(Kind)), seconds=1e-3 * chance.choice((0.05, 1, 3, 20))),
+                Profile(kind=chance.choice(list(Kind)), seconds=1e-3 * chance.choice(lengths)),
                 tenant=chance.choice("abc"),
                 priority=chance.choice((0, 0, 3, 8)),
-                memory=chance.choice((0, 0, 30, 60)),
-                accesses=random_accesses(chance),
+                memory=0 if is_chain else chance.choice((0, 0, 30, 60)),
+                accesses=random_accesses(chance, is_chain),
             )
             for k in range(chance.choice((1, 1, 1, 3)))
         ]
         after = [f"event {number}"] if chance.random() < 0.1 else []
         events += after
-        at = executor.now() + chance.choice((0.0, 1e-3, 10e-3))
+        at = executor.now() + chance.choice((0.0, 0.0, 1e-4) if is_chain else (0.0, 1e-3, 10e-3))
         jobs += core.submit(Request(tasks[0].name, tasks, at), after)
-        for _ in range(chance.randrange(3)):
+        for _ in range(chance.randrange(2 if is_chain else 3)):
             until = core.step()
             if core.busy:
                 executor.wait(until)
@@ -100,7 +115,7 @@ def run_simulated(seed: int) -> int:
                 assert earlier.ended is not None
                 names = f"{earlier.task.name} and {later.task.name}"
                 assert earlier.ended <= later.started, f"seed {seed}: {names} ran in the wrong order"
-    return sum(bool(job.after) for job in jobs)
+    return sum(bool(job.after) for job in jobs), count_queued(core.log)
 
 
 @ww.kernel
@@ -133,6 +148,8 @@ def run_on_cpu(seed: int, scheduler: Scheduler) -> int:
     handles: list[Any] = []
     for _ in range(chance.randrange(5, 25)):
         options: dict[str, Any] = {"tenant": chance.choice("ab"), "priority": chance.choice((0, 0, 5))}
+        if chance.random() < 0.7:  # short, so that it may be queued on the device
+            options["profile"] = Profile(kind=Kind.COMPUTE, seconds=2e-5, resident=4, source="measured")
         k, length = chance.randrange(3), chance.randrange(1, ITEMS // 2)
         start = chance.randrange(ITEMS - length)
         part = slice(start, start + length)
@@ -167,12 +184,22 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     seeds = range(options.first, options.first + options.seeds)
     failures: list[str] = []
-    waited = run_all(run_simulated, seeds, failures)
-    with Scheduler("cpu") as scheduler:
+    queued: list[int] = []
+
+    def simulate(seed: int) -> int:
+        waited, behind = run_simulated(seed)
+        queued.append(behind)
+        return waited
+
+    waited = run_all(simulate, seeds, failures)
+    with Scheduler("cpu", log=Log()) as scheduler:
         tasks = run_all(lambda seed: run_on_cpu(seed, scheduler), seeds, failures)
     for failure in failures:
         print(f"FAILED: {failure}", file=sys.stderr)
-    print(f"{len(seeds)} programs in the simulator, {waited} tasks waited for data; as many on the CPU, {tasks} tasks")
+    print(
+        f"{len(seeds)} programs in the simulator, {waited} tasks waited for data, {sum(queued)} of them on the device"
+    )
+    print(f"as many programs on the CPU, {tasks} tasks, {count_queued(scheduler.log)} of them queued behind their data")
     return int(bool(failures))
 
 

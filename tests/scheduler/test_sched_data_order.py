@@ -6,7 +6,7 @@ import math
 import random
 import types
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,13 @@ import numba
 import numpy as np
 import pytest
 from tests.harness.scripted_executor import ScriptedExecutor
-from tests.harness.until import HANG_SECONDS
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from lab.campaigns.sched_order import run_on_cpu, run_simulated
 from lab.testing.fake_gpu import fake_executor
 from warpwell import errors, gpu
-from warpwell.scheduler import Handle, Profile, Request, Scheduler, Task
+from warpwell.scheduler import Handle, Job, Kind, Placement, Profile, Request, Scheduler, Task
 from warpwell.scheduler.accesses import accesses_of
 from warpwell.scheduler.batch import batched
 from warpwell.scheduler.callables import as_launch
@@ -29,6 +29,7 @@ from warpwell.scheduler.data_order import Access, DataOrder
 from warpwell.scheduler.report.explain import sentences
 from warpwell.scheduler.task import State
 from warpwell.targets.compiler import written_arguments
+from warpwell.targets.primitives import backoff
 
 
 class User:
@@ -114,6 +115,10 @@ def test_random_programs_on_a_gpu_s_executor_equal_their_serial_results() -> Non
     with Scheduler("cpu", executor=fake_executor()) as scheduler:
         for seed in range(3):
             run_on_cpu(seed, scheduler)
+
+
+def test_random_programs_queue_tasks_behind_their_data() -> None:
+    assert sum(run_simulated(seed)[1] for seed in range(1000, 1030)) > 20
 
 
 @ww.kernel
@@ -220,6 +225,101 @@ def test_a_task_that_waits_for_an_event_keeps_its_place_unless_it_is_cancelled()
         else:
             core.release("event")
         assert started(core) == {"held": None if cancels else 0.0, "next": 0.0 if cancels else 1.0}
+
+
+SHORT = 2.0**-10
+
+
+def queueing_core(executor: Any = None, limit: int = 2) -> Core:
+    core = Core(executor or ScriptedExecutor(queues=True), "lanes", limit=limit)
+    core._view.overhead = 1.0  # so that tasks of this length are short
+    return core
+
+
+def submit_short(core: Core, name: str, *accesses: Access, kind: Kind = Kind.COMPUTE, **options: Any) -> Job:
+    profile = Profile(kind=kind, seconds=SHORT, source="measured")
+    return core.submit(Request(name, [Task(name, 10, profile, accesses=accesses, **options)]))[0]
+
+
+def test_short_tasks_are_queued_behind_the_tasks_whose_data_they_use() -> None:
+    core = queueing_core()
+    jobs = [submit_short(core, f"t{k}", X) for k in range(7)]
+    core.step()
+    placed = [call[:3] for call in core.executor.calls]
+    assert placed == [("launch", 0, Placement(plain=True)), *[("behind", k, k - 1) for k in range(1, 5)]]
+    assert started(core) == {f"t{k}": SHORT * k for k in range(7)}
+    assert all(job.state is State.DONE for job in jobs)
+    texts = [text for event, text in sentences(core.log) if event.task == 1]
+    assert texts[0] == (
+        "t1 (task 1) of tenant default arrived to be queued behind t0 (task 0), because it uses the same data."
+    )
+    assert texts[1].startswith("t1 (task 1) was launched behind t0 (task 0): it uses the same data, so the device")
+
+
+def test_a_task_is_not_queued_behind_data_of_two_queues_or_past_waiting_tasks() -> None:
+    core = queueing_core()
+    for name, access in (("a", X), ("b", Access(20, 30, True))):
+        submit_short(core, name, access)
+    core.step()
+    assert len(core.running) == 2
+    both = submit_short(core, "both", X, Access(20, 30, False))
+    core.step()
+    assert both.state is State.WAITING and core.blocked
+    assert started(core)["both"] == SHORT
+    core = queueing_core(limit=1)
+    submit_short(core, "a", X)
+    core.step()
+    submit_short(core, "follower", X)
+    long = core.submit(Request("long", [Task("long", 10, Profile(kind=Kind.COMPUTE, seconds=5.0, source="measured"))]))
+    core.step()
+    assert long[0] in core.waiting and core.blocked  # the follower does not overtake it
+
+
+def test_a_task_is_not_queued_behind_one_whose_results_are_copied_by_the_host() -> None:
+    executor = ScriptedExecutor(queues=True)
+    executor.completes_on_device = lambda job: job.number != 1  # type: ignore[method-assign]
+    core = queueing_core(executor)
+    for k in range(4):
+        submit_short(core, f"t{k}", X)
+    core.step()
+    assert [call[:2] for call in executor.calls] == [("launch", 0), ("behind", 1)]
+    assert started(core) == {f"t{k}": SHORT * k for k in range(4)}
+
+
+@pytest.mark.parametrize("queues", [True, False])
+def test_a_task_that_leaves_its_train_takes_along_those_that_use_its_data(queues: bool) -> None:
+    core = queueing_core(ScriptedExecutor(queues=queues))
+    jobs = [submit_short(core, name, *accesses) for name, accesses in (("t0", (X,)), ("t1", (X,)), ("t2", (X,)))]
+    core.step()
+    assert [job.state for job in jobs] == [State.RUNNING] * 3
+    assert core.cancel(jobs[1])
+    assert jobs[2].state is State.PREEMPTED if not queues else jobs[2].state is State.STOPPING
+    assert started(core) == {"t0": 0.0, "t1": None, "t2": SHORT}
+    assert [job.state for job in jobs] == [State.DONE, State.CANCELLED, State.DONE]
+    assert not core._order._awaited and not core._order._segments
+
+
+@ww.kernel
+def wait_and_add(gate, x):
+    i = gpu.grid(1)
+    while gate[0] == 0:
+        backoff(100)
+    if i < x.size:
+        x[i] += 1
+
+
+def test_tasks_on_one_array_are_on_the_device_together() -> None:
+    gate, x = np.zeros(1, np.int64), np.zeros(64, np.int64)
+    profile = Profile(kind=Kind.COMPUTE, seconds=2e-5, resident=4, source="measured")
+    with Scheduler("cpu", executor=fake_executor()) as scheduler:
+        opened = np.ones(1, np.int64)
+        scheduler.submit(wait_and_add[x.size], opened, x).result(HANG_SECONDS)  # compiled
+        handles = [scheduler.submit(wait_and_add[x.size], gate, x, profile=profile) for _ in range(20)]
+        until(lambda: scheduler.inspect(lambda core: [train.given for train in core._trains.values()] == [4]))
+        handles[2].cancel()  # it may be on the device, and runs then
+        gate[0] = 1
+        assert not wait(handles, HANG_SECONDS).not_done
+    assert (x == 21 - handles[2].cancelled()).all()
 
 
 def test_order_none_and_what_waits_for_a_future() -> None:

@@ -318,8 +318,16 @@ class Core:
         """Let a job wait to be launched, once it waits for no data."""
         if self._order.is_waiting(job):
             self._due.add(job)
-            return
+        else:
+            self._enqueue(job)
+
+    def _enqueue(self, job: Job, behind: bool = False) -> None:
+        """Add a job to the queue; with `behind`, it still waits for the data of jobs in a train."""
         task = job.task
+        if job.state is PREEMPTED:  # it was withdrawn from a train
+            self.tenants.wants(self.tenants.account(task.tenant))
+            self._queue.add(job)
+            return
         if task.known is not None:
             task.profile = task.known.profile  # it may have been measured since the submission
         self.executor.prepare(job)
@@ -330,6 +338,8 @@ class Core:
         why: dict[str, Any] = {} if job.priority == given else {"submitted": given, "priority": job.priority}
         if job.after:
             why["after"] = list(job.after)
+        if behind:
+            why["behind"] = True
         self._write("arrive", job, job.arrival, why)
 
     def _released(self, event: Hashable, time: float) -> None:
@@ -355,8 +365,11 @@ class Core:
                 return
             job.state = PREEMPTED
             job.preemptions += 1
-            self.tenants.wants(account)
-            self._queue.add(job)
+            if self._order.is_waiting(job):  # it left a train before the jobs whose data it uses ended
+                self._due.add(job)
+            else:
+                self.tenants.wants(account)
+                self._queue.add(job)
         elif event.error is not None:
             self._finish(job, time, State.FAILED, event.error, {"error": repr(event.error)})
         else:
@@ -491,6 +504,7 @@ class Core:
             admission.barred = self.tenants.barred(spare)
             self._queue.unrestricted = not (admission.barred or admission.counts)
             again = False
+            view.followers = self._followers() if self._due and not self._queue.count else ()
             for decision in policy.decide(view):
                 if isinstance(decision, Launch):
                     again |= self._launch(decision, now)
@@ -500,7 +514,7 @@ class Core:
                     self._resize(decision, now)
                 else:
                     self._hold(decision, now)
-            if not self._queue.count:
+            if not (self._queue.count or self._due):
                 break
             if not again and not spare and admission.barred and len(self.running) < self.limit:
                 # Tenants that may burst get places that no tenant within its quota takes.
@@ -513,6 +527,8 @@ class Core:
     def _launch(self, decision: Launch, now: float) -> bool:
         job, placement = decision.job, decision.placement
         if job not in self._queue:
+            if job in self._due and (job, decision.behind) in self._followers():
+                return self._launch_follower(decision, now)
             raise self._wrong(f"launched {job.task.name!r}, which is {job.state.value}")
         if decision.behind is not None or (placement.plain and len(self.running) >= self.limit):
             return self._launch_behind(decision, now)
@@ -545,6 +561,37 @@ class Core:
         self.running.append(job)
         self._write("launch", job, now, why)
         return True
+
+    def _followers(self) -> list[tuple[Job, Job]]:
+        """Return jobs that wait only for the data of jobs of one train, each with the running job of that train.
+
+        Only a train of unmodified launches counts: its running job cannot be preempted, and the device keeps its order.
+        """
+        found = []
+        for head in self.running:
+            members = (head, *self._trains.get(head, ()))
+            if all([self._can_be_followed(member) for member in members]):
+                found += [
+                    (job, head)
+                    for job in self._order.followers(members)
+                    if job in self._due and not isinstance(job.task.launch, Batch)
+                ]
+        return found
+
+    def _can_be_followed(self, job: Job) -> bool:
+        return job.state is RUNNING and _plain(job) and not job.task.whole and self.executor.completes_on_device(job)
+
+    def _launch_follower(self, decision: Launch, now: float) -> bool:
+        """Put a job into the train of the jobs whose data it uses."""
+        job = decision.job
+        if not decision.placement.plain:
+            raise self._wrong(f"launched {job.task.name!r}, which waits for data, not plain")
+        if not (self._queue.unrestricted or self.admission.allowed(job)):
+            return False
+        self._due.discard(job)
+        job.arrival = max(job.arrival, now)
+        self._enqueue(job, behind=True)
+        return self._launch_behind(decision, now)
 
     def _leave_queue(self, job: Job) -> None:
         """Take a job out of its queue and give it its memory."""
@@ -607,6 +654,10 @@ class Core:
         self._leave(job, now, decision.mode, {**decision.why, "for": None if newcomer is None else newcomer.number})
 
     def _leave(self, job: Job, now: float, mode: str, why: dict[str, Any]) -> None:
+        train = self._trains.get(job, ()) if job.train is None else job.train
+        for following in [*train][::-1]:
+            if following.state is RUNNING and self._order.follows(following, job):  # it uses data of this job
+                self._leave(following, now, "drain", {**why, "ahead": True})
         job.state = STOPPING
         if job.train is None:
             job.ran += now - job.since

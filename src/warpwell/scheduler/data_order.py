@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -25,6 +26,7 @@ class Ordered(Protocol):
 J = TypeVar("J", bound=Ordered)
 
 _START = attrgetter("start")
+_EMPTY: frozenset[Hashable] = frozenset()
 
 
 class Access(NamedTuple):
@@ -95,6 +97,17 @@ class DataOrder(Generic[J]):
     def is_waiting(self, job: J) -> bool:
         """Return whether a job still waits for another job or an event."""
         return job in self._awaited
+
+    def follows(self, job: J, other: J) -> bool:
+        """Return whether a job still waits for the data of another one."""
+        return other in self._awaited.get(job, ())
+
+    def followers(self, jobs: Sequence[Hashable], limit: int = 16) -> Iterator[J]:
+        """Yield jobs that wait for nothing but these jobs. Only the first `limit` followers of each one are checked."""
+        for earlier in jobs:
+            for job in islice(self._followers.get(earlier, []), limit):
+                if self._awaited.get(job, _EMPTY).issubset(jobs):
+                    yield job
 
     def release(self, event: Hashable) -> list[J]:
         """Record that an event has happened, or a job has ended; return the jobs that wait for nothing any more."""

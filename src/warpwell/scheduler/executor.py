@@ -145,6 +145,13 @@ class Executor(ABC):
         """
         return self.progress(job)
 
+    def completes_on_device(self, job: Job) -> bool:
+        """Return whether a job that `launch_behind` starts after a running job finds all of its results.
+
+        Return False if results of the running job are copied after its kernel has ended, or if this is not known yet.
+        """
+        return True
+
     def keeps(self, array: Any) -> bool:
         """Return whether an argument is already in device memory, so that a task needs no more of it."""
         return False

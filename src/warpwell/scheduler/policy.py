@@ -49,6 +49,9 @@ class View:
         Whether times that submitters gave are true. Where not, what is only said to be short must be able to leave.
     trains : mapping
         Of running jobs behind which others were launched (see `Launch`): these, in order.
+    followers : list of (Job, Job)
+        Jobs that wait for the data of running jobs and of jobs in their trains, with the running job. If no other job
+        waits, a policy may launch one unmodified `behind` that running job.
     pairs : Pairs
         How fast kernels ran together, as it was measured; policies that measure it write there. They are better than
         `rates`, which may go by class alone.
@@ -66,6 +69,7 @@ class View:
     pairs: Pairs = field(default_factory=Pairs)
     trains: Mapping[Job, Sequence[Job]] = field(default_factory=dict)
     trusts: bool = True
+    followers: Sequence[tuple[Job, Job]] = ()
 
 
 @dataclass(slots=True)

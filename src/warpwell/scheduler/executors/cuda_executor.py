@@ -192,6 +192,11 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         self._push(run, queue, row, workers)
         return True
 
+    def completes_on_device(self, job: Job) -> bool:
+        """See `Executor`. Arrays of the host are copied back after the kernel has ended."""
+        run = self._runs.get(job)
+        return run is not None and run.blocks is not None and run.blocks.ends_at_once
+
     def prepare(self, job: Job) -> None:
         """See `Executor`. `wait` prepares the launch when it is idle, if nothing is copied or compiled."""
         self._ahead.note(job)

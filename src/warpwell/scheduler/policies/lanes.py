@@ -158,7 +158,8 @@ class Lanes(Policy):
         heads = view.waiting.heads()
         self._look(view, heads)
         adjustments = self._adjust_begun(view) if self._queued else []
-        return adjustments + self._choose(view, heads)
+        followers = self._follow_data(view) if view.followers else []
+        return adjustments + self._choose(view, heads) + followers
 
     def _choose(self, view: View, heads: list[Job]) -> list[Decision]:
         running = view.running
@@ -284,6 +285,15 @@ class Lanes(Policy):
             if self._waits_for_others(view):
                 return [Launch(job, self._placement(view, job), {"rule": "arrival"})]
         return self._behind(view, job)
+
+    def _follow_data(self, view: View) -> list[Decision]:
+        """Queue a short job after the jobs whose data it uses, so that the device starts it without the host."""
+        if sum(map(len, view.trains.values())) >= self.ahead:
+            return []
+        for job, head in view.followers:
+            if not _unknown(job) and not job.task.whole and self._short(view, job):
+                return [Launch(job, self._plain(view, job), {"rule": "data"}, head)]
+        return []
 
     def _full(self, view: View, heads: list[Job], first: Job) -> list[Decision]:
         """Preempt a kernel, or queue the next kernel of a lane, or queue short kernels."""

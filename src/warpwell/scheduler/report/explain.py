@@ -58,7 +58,8 @@ def figures(why: dict[str, Any], *leave_out: str) -> str:
 
 def _arrive(task: str, event: Event, names: Names) -> str:
     waited = _list(event.why.get("after"), names)
-    reason = f" after the end of {waited}, because it uses the same data" if waited else ""
+    order = "to be queued behind" if event.why.get("behind") else "after the end of"
+    reason = f" {order} {waited}, because it uses the same data" if waited else ""
     return f"{task} of tenant {event.tenant} arrived{reason}."
 
 
@@ -70,6 +71,7 @@ _LAUNCH_RULES = {
     "alone": "no waiting task would gain by running with it",
     "unknown": "its class is not known, so it runs alone and is measured (a profile= says it)",
     "priority": "it has the highest priority",
+    "data": "it uses the same data, so the device starts it next without the host",
     "next": "it is the next of its class, and begins when that one has left",
     "worth": "it makes a better pair, and begins when that one has left",
 }
