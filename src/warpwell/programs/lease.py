@@ -76,9 +76,11 @@ class Turn:
         lease, before = None, 0
         try:
             name, self._lease = _name_of(self._device), None
-            if name.startswith("gpu-") and (settings.share or _has_gate(Board.of(name))):
-                return self  # its gates order its work, which would wait there for the end of its own lease
-            lease = _lease_of(name)
+            lease = _leases.found.get(name)
+            if lease is None or not (lease.depth or lease.is_kept):
+                if name.startswith("gpu-") and (settings.share or _has_gate(Board.of(name))):
+                    return self  # its gates order its work, which would wait there for the end of its own lease
+                lease = _lease_of(name)
             before, self._lease = lease.depth, lease
             if not before:
                 lease.owner, lease.stream = id(self), self._stream
@@ -330,6 +332,11 @@ class Lease:
         return self.board.fields[self._at + Board.GATE] == 1 and self._is_own
 
     @property
+    def is_kept(self) -> bool:
+        """Whether the next turn can begin without a look at other programs."""
+        return self._is_in_flight and self._is_open
+
+    @property
     def _is_in_flight(self) -> bool:
         fields, at = self.board.fields, self._at
         return fields[at + Board.ISSUED] != fields[at + Board.DONE] and self._is_own
@@ -383,7 +390,7 @@ class Lease:
 
     def _enter(self, timeout: float | None) -> None:
         with self._lock:
-            self.inside = self._is_in_flight and self._is_open
+            self.inside = self.is_kept
             self._entries += self.inside
         self._marked = clock.monotonic()
         if self.inside:
