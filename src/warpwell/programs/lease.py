@@ -375,7 +375,7 @@ class Lease:
         while not self._is_retired:
             index, opened, before, entries = self._index, self.board.opened(self._index), entries, self._entries
             with contextlib.suppress(Exception):  # of the driver: it looks again
-                if self._is_contended or not self.work.has_context:
+                if not self.inside and (self._is_contended or not self.work.has_context):
                     self.release()
             is_busy = self._is_in_flight or entries != before
             self.board.wait_for_gate(index, opened, LOOK_SECONDS if is_busy else IDLE_LOOK_SECONDS)
