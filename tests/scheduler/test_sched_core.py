@@ -896,7 +896,7 @@ def test_a_device_that_is_lost_when_something_is_asked_of_it_ends_the_core() -> 
     ("decide", "message"),
     [
         (lambda view: [Launch(view.waiting[0], behind=view.trains[view.running[0]][0])], "which is running"),
-        (lambda view: [Resize(view.trains[view.running[0]][0], 4)], "whose turn has not come"),
+        (lambda view: [Resize(view.trains[view.running[0]][0], 4)], "which has not started"),
     ],
 )
 def test_what_cannot_be_done_with_one_that_has_not_begun(decide, message) -> None:

@@ -138,7 +138,7 @@ class Core:
 
     @property
     def free_memory(self) -> int:
-        """Bytes that admitted tasks and arrays that stay on the device leave."""
+        """Free bytes: neither admitted tasks nor arrays on the device hold them."""
         return self.admission.free
 
     @property
@@ -198,13 +198,13 @@ class Core:
                 continue
             needs, memory = task.memory - task.there, self.executor.capacity.memory
             bounds = ((needs, memory, "the device has"), (task.memory, account.memory, "its tenant may hold"))
-            for nbytes, limit, whose in bounds:
+            for nbytes, limit, owner in bounds:
                 if limit is not None and nbytes > limit:
                     why = {"rule": "memory", "bytes": nbytes, "most": limit}
                     self._unwritten.append((self.executor.now(), "reject", self._number, task.name, task.tenant, why))
                     self.write_out()
                     raise errors.TaskMemoryError(
-                        f"task {task.name!r} needs {nbytes} bytes and {whose} {limit}: make it smaller, or split it",
+                        f"task {task.name!r} needs {nbytes} bytes and {owner} {limit}: make it smaller, or split it",
                         task=task.name,
                     )
         jobs: list[Job] = []
@@ -334,8 +334,8 @@ class Core:
         job.since = job.arrival
         self.tenants.wants(self.tenants.account(task.tenant))
         self._queue.add(job)
-        given = task.priority  # it may count for less
-        why: dict[str, Any] = {} if job.priority == given else {"submitted": given, "priority": job.priority}
+        submitted = task.priority  # the tenant's ceiling may lower it
+        why: dict[str, Any] = {} if job.priority == submitted else {"submitted": submitted, "priority": job.priority}
         if job.after:
             why["after"] = list(job.after)
         if behind:
@@ -386,23 +386,23 @@ class Core:
             self._leave_train(job)
             job.since = time
             if job.started is None and not stopped:
-                job.started = time  # it began beside one that was leaving
+                job.started = time  # it started while another one was leaving
             return
         if job.started is None:
             job.started = job.since
         job.ran += time - job.since
         job.since = time
-        place = self.running.index(job)
+        position = self.running.index(job)
         train = self._trains.pop(job, None)
         if not train:
-            del self.running[place]
+            del self.running[position]
             return
         following = train.popleft()
         following.train = None
         if _plain(job) and _plain(following):
-            self.running[place] = following
+            self.running[position] = following
         else:
-            del self.running[place]
+            del self.running[position]
             self.running.append(following)  # its workers are the youngest
         following.since = time
         if following.started is None:
@@ -418,18 +418,18 @@ class Core:
         """Take a job out of the train that it is in."""
         train, job.train = job.train, None
         assert train is not None
-        place = train.index(job)
-        del train[place]
-        train.given -= place < train.given
+        position = train.index(job)
+        del train[position]
+        train.given -= position < train.given
         if not train:
-            del self._trains[next(head for head, its in self._trains.items() if its is train)]
+            del self._trains[next(head for head, queued in self._trains.items() if queued is train)]
 
     def _begin_next(self, job: Job, train: Train) -> None:
         """Launch a job that waited in the scheduler for its place in a train, and give the device those behind it."""
         assert job.placement is not None
         try:
             self.executor.launch(job, job.placement)
-        except Exception as error:  # as a launch that fails; the next step hears of it
+        except Exception as error:  # the next step handles it as a launch that fails
             self._failed.append(Ended(job, job.since, error))
             return
         last = job
@@ -438,7 +438,7 @@ class Core:
             try:
                 if not self.executor.launch_behind(following, following.placement, last):
                     break
-            except Exception:  # it comes out of its launch, when its turn comes
+            except Exception:  # its launch raises it again
                 break
             train.given += 1
             last = following
@@ -488,7 +488,7 @@ class Core:
             self._released(following, time)
             following = self._next.pop(following, None)
 
-    # -- what is decided -----------------------------------------------------------------------------------
+    # -- decisions ------------------------------------------------------------------------------------------
     def _decide(self, now: float) -> None:
         view, policy, admission, executor = self._view, self.policy, self.admission, self.executor
         view.now = now
@@ -555,8 +555,8 @@ class Core:
             job.started = now
         if task.known is not None:
             job.alone = placement.workers is None and not self.running and not job.preemptions
-        for other in self.running:
-            other.alone = False
+        for running in self.running:
+            running.alone = False
         self._launches += 1
         self.running.append(job)
         self._write("launch", job, now, why)
@@ -601,7 +601,7 @@ class Core:
             self.admission.admit(job)
 
     def _launch_behind(self, decision: Launch, now: float) -> bool:
-        """Put a job into a train, by default the shortest. What the executor cannot queue is launched at its turn."""
+        """Put a job into a train, by default the shortest. If the executor cannot queue it, it is launched later."""
         job, name = decision.job, decision.job.task.name
         if decision.behind is not None:
             heads = [decision.behind]
@@ -617,7 +617,7 @@ class Core:
         placement, why = _placed(decision)
         head = min(heads, key=lambda running: len(self._trains.get(running, ())))
         train = self._trains.get(head) or Train()
-        last = next((other for other in reversed(train) if other.state is RUNNING), head)
+        last = next((queued for queued in reversed(train) if queued.state is RUNNING), head)
         if train.given == len(train):
             self._launching = job
             try:
@@ -662,10 +662,10 @@ class Core:
         if job.train is None:
             job.ran += now - job.since
         job.since = now
-        here = job.train is not None and job.train.index(job) >= job.train.given
-        failed = {} if here else _failure_of(self.executor.preempt, job, mode)
+        is_unqueued = job.train is not None and job.train.index(job) >= job.train.given  # the device does not have it
+        failed = {} if is_unqueued else _failure_of(self.executor.preempt, job, mode)
         self._write("preempt", job, now, {**why, "mode": mode, "saved": self._saved(job), **failed})
-        if here:
+        if is_unqueued:
             self._happened(Stopped(job, now, job.done))
 
     def _saved(self, job: Job) -> dict[str, float]:
@@ -675,7 +675,7 @@ class Core:
         if placement is not None and placement.workers is not None:
             blocks = min(blocks, placement.workers)
         each = -(-blocks // self.executor.capacity.processors)
-        misses = [other.task.profile.miss_rate for other in self.running if other is not job]
+        misses = [running.task.profile.miss_rate for running in self.running if running is not job]
         return {"bytes": (profile.registers + profile.shared) * each, "miss_rate": max(misses, default=0.0)}
 
     def _resize(self, decision: Resize, now: float) -> None:
@@ -686,7 +686,7 @@ class Core:
         if placement.workers == workers and not younger:
             return
         if job.train is not None:
-            raise self._wrong(f"resized {job.task.name!r}, whose turn has not come")
+            raise self._wrong(f"resized {job.task.name!r}, which has not started")
         job.alone = False
         job.placement = replace(placement, workers=workers)
         self._launches += 1
@@ -698,7 +698,7 @@ class Core:
         self._write("resize", job, now, {**why, **_failure_of(self.executor.resize, job, workers, younger)})
 
     def _hold(self, decision: Hold, now: float) -> None:
-        """Log a preemption that was weighed and not done, once for the same newcomer beside the same kernels."""
+        """Log a preemption that was considered and declined, once for the same arriving task and running kernels."""
         if decision.again is not None:
             self._look_again = now + decision.again
         key = (decision.job.number, *(job.number for job in self.running))
@@ -718,8 +718,8 @@ class Core:
             unwritten, self._unwritten = self._unwritten, []
             self.log.note(unwritten)
 
-    def _wrong(self, what: str) -> errors.SchedulerError:
-        return errors.SchedulerError(f"policy {self.policy.name!r} {what}: correct the policy")
+    def _wrong(self, mistake: str) -> errors.SchedulerError:
+        return errors.SchedulerError(f"policy {self.policy.name!r} {mistake}: correct the policy")
 
 
 def _failure_of(change: Callable[..., None], *arguments: Any) -> dict[str, str]:
@@ -738,7 +738,7 @@ def _plain(job: Job) -> bool:
 
 
 def _placed(decision: Launch) -> tuple[Placement, dict[str, Any]]:
-    """Return how a job is launched, and what the log says of it: what cannot be cut runs whole."""
+    """Return the placement and the log entry of a launch. A task that cannot be cut into blocks runs whole."""
     placement, why, task = decision.placement, decision.why, decision.job.task
     if task.whole:
         placement = replace(placement, plain=True, workers=None)

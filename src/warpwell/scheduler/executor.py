@@ -20,7 +20,7 @@ class Capacity:
     processors : int
         Multiprocessors (cores on a CPU).
     registers, shared, threads, blocks : int
-        Bytes, bytes, threads and blocks that a processor holds at most.
+        Maximum bytes, bytes, threads and blocks of a processor.
     memory : int
         Bytes of device memory that tasks may hold together.
     clock : float
@@ -82,8 +82,8 @@ class Executor(ABC):
 
     A job is launched when it is new or has stopped, and never while it runs (`SchedulerError`). Each launch ends with
     exactly one `Ended` or `Stopped`; one that was asked to leave while its last blocks ran has `Ended`. A quota has at
-    least one worker (`ArgumentError`: preempt a task that is to have none). Only the thread of the scheduler calls
-    these methods, but for `wake` and `keeps`. `ExecutorConformance` in `warpwell.testing` checks all of it.
+    least one worker (`ArgumentError`: preempt the task instead). Only the thread of the scheduler calls these methods,
+    except `wake` and `keeps`. `ExecutorConformance` in `warpwell.testing` checks this contract.
 
     What a launch raises is the failure of its task. `preempt` and `resize` change a running job: if one of them raises,
     the job continues to its `Ended` or `Stopped`; the scheduler logs the error and does not repeat the call.
@@ -104,16 +104,16 @@ class Executor(ABC):
 
     @abstractmethod
     def launch(self, job: Job, placement: Placement) -> None:
-        """Start a job, or go on with one that stopped, at its first block that has not ended."""
+        """Start a job, or continue a stopped one, at its first block that has not ended."""
 
     def launch_behind(self, job: Job, placement: Placement, other: Job) -> bool:
-        """Give the device a job, to begin when `other`, the last of a train, has ended or stopped; no host takes part.
+        """Queue a job on the device: it starts when `other`, the last of a train, has ended or stopped.
 
-        Return False where it cannot be: it is to be launched at that event. `other` may have been asked to leave, and
-        may have left: then the job may begin as soon as some of its room is free, and of `other` it is told first. A
-        preemption takes the job back if it has not begun: then it stops with the blocks done that it had done before,
-        soon where it can be withdrawn, at the latest when those before it have ended or stopped. Where the quota of
-        `other` changes, all that are behind it stay behind it.
+        Return False if that is not possible: the scheduler then launches the job at that event. If `other` was asked to
+        leave, the job may start as soon as some room is free, and the event of `other` is reported first. A preemption
+        withdraws a job that has not started. It stops with the blocks that it had completed before: at once if
+        possible, at the latest when all jobs before it have ended or stopped. If the quota of `other` changes, all jobs
+        that are queued after it remain after it.
         """
         return False
 
@@ -139,9 +139,9 @@ class Executor(ABC):
         """Return how many blocks have ended."""
 
     def claimed(self, job: Job) -> int:
-        """Return how many blocks have begun; equal to `progress` where none runs, or where that is not known.
+        """Return how many blocks have begun; equal to `progress` if no block runs, or if that is not known.
 
-        The watchdog asks: a job with a block in hand that begins none and ends none for a long time is stuck.
+        For the watchdog: a job with a block in progress that starts and ends no block for a long time is stuck.
         """
         return self.progress(job)
 

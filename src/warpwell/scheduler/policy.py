@@ -46,7 +46,8 @@ class View:
     overhead : float
         Seconds that a decision with its launches takes (but those into trains), as they were so far.
     trusts : bool
-        Whether times that submitters gave are true. Where not, what is only said to be short must be able to leave.
+        Whether times that submitters gave are true. If not, a kernel that is only claimed to be short must be
+        preemptible.
     trains : mapping
         Of running jobs behind which others were launched (see `Launch`): these, in order.
     followers : list of (Job, Job)
@@ -54,7 +55,7 @@ class View:
         waits, a policy may launch one unmodified `behind` that running job.
     pairs : Pairs
         How fast kernels ran together, as it was measured; policies that measure it write there. They are better than
-        `rates`, which may go by class alone.
+        `rates`, which may depend on classes only.
     """
 
     now: float

@@ -34,7 +34,7 @@ PREEMPTIBLE_FROM_SECONDS = 0.25
 """Kernels of at least this length always run as workers: they can be preempted, and a stuck one is detected."""
 
 LOOKAHEAD_DECISIONS = 4
-"""Lookahead before the end of a lane's kernel, in decision latencies, if that is longer than the one in seconds."""
+"""Lookahead before the end of a lane's kernel, in decision latencies, if that exceeds `soon`."""
 
 PAIR_RATE_STEP = 0.2
 """Pairs are ranked by their sums of rates, rounded to this step."""

@@ -66,8 +66,8 @@ def _arrive(task: str, event: Event, names: Names) -> str:
 _LAUNCH_RULES = {
     "arrival": "it has waited longest",
     "best combination": "of the waiting tasks, it makes the best combination",
-    "lanes": "it is of the other class than what runs beside it",
-    "room": "neither it nor what runs fills the device",
+    "lanes": "its class is not that of the running kernel",
+    "room": "it and the running kernels do not fill the device",
     "alone": "no waiting task would gain by running with it",
     "unknown": "its class is not known, so it runs alone and is measured (a profile= says it)",
     "priority": "it has the highest priority",
@@ -130,7 +130,7 @@ _REASONS = {
     "grows": "it gets what others have left",
     "priority": "the newcomer's priority is higher",
     "next": "the kernel before it is not nearly over",
-    "soon": "the kernel that runs fills the device for longer, and somebody else may come meanwhile",
+    "soon": "the running kernel fills the device for longer, and another task may arrive in the meantime",
 }
 _TOLD = ("rule", "victim", "newcomer", "for", "mode", "saved", "workers", "younger")
 
