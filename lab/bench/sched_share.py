@@ -29,6 +29,7 @@ from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.sched_forms import Bench, Made
 from lab.bench.sched_pairs import SHARES, together
 from lab.sched.bound import bound
+from lab.sched.policies import make_policy
 from lab.sched.rates import Matrix, Pair
 from lab.sched.recorded import WORKERS
 from lab.sched.replay import ReplayResult, replay
@@ -290,13 +291,13 @@ def run(setting: Setting, record: Record) -> None:
             work[title].append(dict(Counter(task.name for drawn in makers[title](seed, 0.0) for task in drawn.tasks)))
             for name in policies:
                 policy, pairs_of = ("lanes", learner) if name == "known" else (name, None)
-                core = Core(real, policy, rates=rates, learner=pairs_of)
+                core = Core(real, make_policy(policy), rates=rates, learner=pairs_of)
                 requests = makers[title](seed, real.now() + 1e-3)
                 ran = replay(requests, core, alone=lambda task: profiles[task.name].seconds)
                 steps = float(np.median(np.asarray(ran.steps)))
                 host = HostDelays.of(steps, real._pace.launching)  # most steps decide and launch one kernel
                 simulated = Simulator(rates, capacity, mode="drain", host=host, workers=WORKERS)
-                guess = replay(makers[title](seed, 0.0), Core(simulated, core.policy.name, rates=rates))
+                guess = replay(makers[title](seed, 0.0), Core(simulated, make_policy(core.policy.name), rates=rates))
                 m = ran.metrics()
                 preempted = float(sum(e.kind == "preempt" for e in ran.log))
                 error = guess.metrics().stp / m.stp - 1

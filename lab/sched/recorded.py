@@ -17,6 +17,7 @@ from warpwell.scheduler import Core, Kind, Policy, Profile, Request, Task
 from warpwell.scheduler.predict.rates import ClassTable
 
 from .metrics import Metrics
+from .policies import make_policy
 from .rates import Matrix, Pair
 from .replay import replay
 from .simulator import HostDelays, Simulator
@@ -120,4 +121,5 @@ class RecordedRun(NamedTuple):
         """
         delays = HostDelays.of(1e-6 * row[DECISION_MICROSECONDS])
         executor = Simulator(self.pairs, mode="drain", host=delays, workers=WORKERS)
-        return replay(self.requests(title, number), Core(executor, policy, rates=self.pairs)).metrics()
+        made = make_policy(policy) if isinstance(policy, str) else policy
+        return replay(self.requests(title, number), Core(executor, made, rates=self.pairs)).metrics()

@@ -149,7 +149,6 @@ def test_an_unknown_option_is_refused() -> None:
         ("lanes", {"slack": -1}),
         ("lanes", {"most": 0}),
         ("lanes", {"worthwhile": -1}),
-        ("stream-priority", {"patience": 0}),
     ],
 )
 def test_an_option_that_would_let_tasks_starve_is_refused(name, options) -> None:
@@ -198,13 +197,6 @@ def test_first_come_runs_one_at_a_time_and_left_over_fills_places() -> None:
     core = run("left-over", named(("a", M, 1, {}), ("b", C, 1, {}), ("c", M, 1, {})))
     assert [job.started for job in core.jobs[:2]] == [0.0, 0.0]
     assert all(e.why["plain"] for e in core.log if e.kind == "launch")
-
-
-def test_stream_priority_launches_the_higher_first_and_says_so_to_the_stream() -> None:
-    requests = named(("low", C, 1, {}), ("high", C, 1, {"priority": 1}), ("memory", M, 1, {}))
-    core = run("stream-priority", requests, limit=1)
-    assert launches(core) == ["high", "memory", "low"]
-    assert [e.why["priority"] for e in core.log if e.kind == "launch"] == [2, 1, 0]
 
 
 def test_lanes_have_nearly_twice_the_throughput_on_a_backlog_of_both_classes() -> None:

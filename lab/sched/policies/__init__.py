@@ -1,9 +1,10 @@
-"""Policies that exist only for comparison: the baselines of the patent's background section.
+"""Policies that exist only for comparison: baselines of the patent's background section, and stream priorities.
 
-===========  ===============================================================================================
-chimera.py   even shares of the device, and preemption by switch, drain or flush under a latency bound
-smk_drf.py   simultaneous multikernel: shares of every multiprocessor by dominant resource fairness
-===========  ===============================================================================================
+==================  ===============================================================================================
+chimera.py          even shares of the device, and preemption by switch, drain or flush under a latency bound
+smk_drf.py          simultaneous multikernel: shares of every multiprocessor by dominant resource fairness
+stream_priority.py  everything at once in streams, with priorities of streams
+==================  ===============================================================================================
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from warpwell.scheduler.policies import policy
 
 from .chimera import Chimera
 from .smk_drf import SmkDrf
+from .stream_priority import StreamPriority
 
 BASELINES: dict[str, Callable[..., Policy]] = {"chimera": Chimera, "smk-drf": SmkDrf}
-"""Policies that a scheduler does not offer, by name."""
-NAMES = (*POLICIES, *BASELINES)
+"""Baselines of the patent, by name."""
+_LAB_POLICIES = {**BASELINES, "stream-priority": StreamPriority}
+NAMES = (*POLICIES, *_LAB_POLICIES)
 """Names of all policies."""
 
 
@@ -31,4 +34,4 @@ def make_policy(name: str, **options: Any) -> Policy:
     ArgumentError
         The name is unknown, or the policy does not have an option.
     """
-    return BASELINES[name](**options) if name in BASELINES else policy(name, **options)
+    return _LAB_POLICIES[name](**options) if name in _LAB_POLICIES else policy(name, **options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..scheduler import Decision, Hold, Job, Launch, Placement, Policy, Preempt, State, View
+from ..scheduler import Decision, Hold, Job, Launch, Placement, Policy, Preempt, Priority, State, View
 
 TIME_SLICE_SECONDS = 20e-3
 """Time for which a program keeps the device from programs of its level. Chosen with the H200 runs of turns of
@@ -25,6 +25,7 @@ class Programs(Policy):
     name = "programs"
 
     def __init__(self) -> None:
+        self._priority = Priority(slack=0.0, aging=lambda view, job: int((view.now - job.since) / AGING_SECONDS))
         self._launch_levels: dict[int, int] = {}
 
     def bucket(self, job: Job) -> int:
@@ -34,8 +35,9 @@ class Programs(Policy):
         waiting = view.waiting.heads()
         if not waiting:
             return []
-        best = min(waiting, key=lambda job: (-self._level(view, job), *_use(view, job), job.since, job.number))
-        level = self._level(view, best)
+        first = self._priority.first(view, waiting)
+        best = min(first, key=lambda job: (job.task.launch.used, job.since, job.number))
+        level = self._priority.effective(view, best)
         why = {"level": level, "use": _use(view, best)[0] / view.capacity.processors}
         if len(view.running) < view.limit:
             self._launch_levels[best.number] = level
@@ -43,8 +45,8 @@ class Programs(Policy):
         running = [job for job in view.running if job.state is State.RUNNING]
         if len(running) < len(view.running):
             return []  # a place is about to be free
-        victim = min(running, key=lambda job: (self._level(view, job), -_use(view, job)[0]))
-        victim_level, resident = self._level(view, victim), view.now - victim.since
+        victim = min(running, key=lambda job: (self._running_level(view, job), -_use(view, job)[0]))
+        victim_level, resident = self._running_level(view, victim), view.now - victim.since
         why |= {"victim": victim.number, "victim_level": victim_level, "resident": resident}
         if level > victim_level:
             return [Preempt(victim, "drain", best, {"rule": "priority", **why})]
@@ -60,12 +62,10 @@ class Programs(Policy):
     def ended(self, job: Job, now: float) -> None:
         self._launch_levels.pop(job.number, None)
 
-    def _level(self, view: View, job: Job) -> int:
-        level: int = view.tenants[job.task.tenant].tenant.priority + job.priority
-        seconds = view.now - job.since
-        if job.waits:
-            return level + int(seconds / AGING_SECONDS)
-        return max(level, self._launch_levels.get(job.number, level)) if seconds < TIME_SLICE_SECONDS else level
+    def _running_level(self, view: View, job: Job) -> int:
+        level = self._priority.base(view, job)
+        is_in_slice = view.now - job.since < TIME_SLICE_SECONDS
+        return max(level, self._launch_levels.get(job.number, level)) if is_in_slice else level
 
 
 def _use(view: View, job: Job) -> tuple[float, float]:

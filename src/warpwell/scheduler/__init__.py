@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .executor import Capacity, Ended, Executor, Stopped
     from .handle import Handle
     from .policies import POLICIES
+    from .policies.priority import Priority
     from .policy import Decision, Hold, Launch, Policy, Preempt, Rates, Resize, View
     from .scheduler import Scheduler
     from .service.client import Client, connect
@@ -62,6 +63,7 @@ __all__ = [
     "Placement",
     "Policy",
     "Preempt",
+    "Priority",
     "Profile",
     "Rates",
     "Request",
@@ -83,6 +85,7 @@ _FROM = {
     "executor": "Capacity Ended Executor Stopped",
     "handle": "Handle",
     "policies": "POLICIES",
+    "policies.priority": "Priority",
     "policy": "Decision Hold Launch Policy Preempt Rates Resize View",
     "scheduler": "Scheduler",
     "service.client": "Client connect",

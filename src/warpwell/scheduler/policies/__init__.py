@@ -1,10 +1,10 @@
 """Policies of a scheduler, by name; `policy` creates one.
 
 ==================  =====================================================================================
-sharing.py          helpers of all policies: quotas, rank of classes, priority with aging
-order.py            launch in an order, never preempt: first-come, left-over, stream-priority
+sharing.py          helpers of all policies: quotas, rank of classes
+order.py            launch in an order, never preempt: first-come, left-over
 source.py           the source's rule: best combination of classes, preemption by its cost formula
-standing.py         order of waiting tasks: priority with aging, within limits, then tenants by their use
+priority.py         order of waiting jobs: priority with aging, within limits, then tenants by their use
 live.py             how fast two kernels ran together, from the blocks that they completed
 lanes.py            two lanes, one a class: the compute-intensive kernel is always the younger
 ==================  =====================================================================================
@@ -18,13 +18,12 @@ from typing import Any
 from ... import errors
 from ..policy import Policy
 from .lanes import Lanes
-from .order import FirstCome, LeftOver, StreamPriority
+from .order import FirstCome, LeftOver
 from .source import Source
 
 POLICIES: dict[str, Callable[..., Policy]] = {
     "first-come": FirstCome,
     "left-over": LeftOver,
-    "stream-priority": StreamPriority,
     "source": Source,
     "lanes": Lanes,
 }

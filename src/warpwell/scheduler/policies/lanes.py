@@ -8,14 +8,15 @@ from itertools import chain
 from typing import Any
 
 from ... import errors
+from ..._check import checked_integer
 from ..batch import Batch
 from ..policy import Decision, Hold, Launch, Policy, Preempt, Resize, View
 from ..residency import shape_of
 from ..task import COMPUTE, MEMORY, PREEMPTED, RUNNING, Job, Kind, Placement
 from .live import Live, in_order
-from .order import ARRIVAL, MAX_QUEUED_LAUNCHES, at_least_one
+from .order import ARRIVAL, MAX_QUEUED_LAUNCHES
+from .priority import Priority, due
 from .sharing import age, demand, gentlest_mode, preemptible, quota, rest_of, stopping, unmodified, with_quota
-from .standing import Standing, due
 
 MAX_DISTINCT_KERNELS = 8
 """Waiting kernels that are distinguished by name, to find the best pair. Only the class of all further ones counts."""
@@ -68,7 +69,7 @@ class Lanes(Policy):
     The next kernel of a lane is queued on the device shortly before the running one ends, so that the lane is not idle
     while the host decides.
 
-    `Standing` orders the waiting jobs of a lane. A kernel is preempted for one of higher priority if that is faster
+    `Priority` orders the waiting jobs of a lane. A kernel is preempted for one of higher priority if that is faster
     than to wait for its end. A task that was passed too often runs with any running kernel, so neither lane can starve
     it.
 
@@ -88,7 +89,7 @@ class Lanes(Policy):
     most : int
         Number of preemptions after which a kernel counts as one priority higher.
     patience, slack, lead
-        See `Standing`.
+        See `Priority`.
     """
 
     name = "lanes"
@@ -124,8 +125,8 @@ class Lanes(Policy):
         self._cooldown = rest
         self._idle_timeout = pause
         self._lookahead_seconds = soon
-        self._max_preemptions = at_least_one("most", most)
-        self._standing = Standing(patience, slack, lead)
+        self._max_preemptions = checked_integer(most, "most", minimum=1)
+        self._order = Priority(patience, slack, lead)
         self._live = Live()
         self._last_seen: dict[Kind, float] = {}
         self._ranked = -math.inf
@@ -165,7 +166,7 @@ class Lanes(Policy):
         running = view.running
         if not heads:
             return self._ease(view)
-        self._standing.look(view, heads)
+        self._order.update(view, heads)
         if None in [job.task.profile.kind for job in running]:
             return []  # it runs solo and is measured
         if not running:
@@ -183,7 +184,7 @@ class Lanes(Policy):
         company = [job for job in heads if job.task.profile.kind not in (None, kind)]
         if company:
             partner = self._best(view, company, mate)
-            if self._standing.level(view, partner) >= self._standing.level(view, first):
+            if self._order.effective(view, partner) >= self._order.effective(view, first):
                 return self._join(view, partner, mate)
             return self._lower(view, first) or self._behind(view, first)
         return self._lower(view, first) or self._follow(view, first, mate)
@@ -202,7 +203,7 @@ class Lanes(Policy):
 
     def _best(self, view: View, jobs: list[Job], mate: Job | None = None) -> Job:
         """Return the job to launch next: among equals the best pair with `mate`, a preempted job, the oldest."""
-        equals = self._standing.first(view, jobs)
+        equals = self._order.first(view, jobs)
         if len(equals) == 1:
             return equals[0]
         sums = {job: 0 if mate is None else round(self._live.sum(job, mate) / PAIR_RATE_STEP) for job in equals}
@@ -251,7 +252,7 @@ class Lanes(Policy):
     def _join(self, view: View, job: Job, mate: Job) -> list[Decision]:
         """Launch a job with a running one of the other class, which makes room and is re-issued if it is older."""
         kind = job.task.profile.kind
-        higher = self._standing.of(view, job) > self._standing.of(view, mate)
+        higher = self._order.base(view, job) > self._order.base(view, mate)
         if (
             not higher
             and self._as_it_is(view, job)
@@ -332,7 +333,7 @@ class Lanes(Policy):
             mate = next((candidate for candidate in running if candidate is not job), None)
             coming = view.trains.get(mate, ()) if mate is not None else ()
             following = self._best(view, lane, coming[-1] if coming else mate)
-            if self._standing.level(view, following) < self._standing.level(view, first):
+            if self._order.effective(view, following) < self._order.effective(view, first):
                 continue
             if remaining <= lookahead:
                 launch, _ = self._ahead_of(view, following, job, mate, {"rule": "next"})
@@ -351,7 +352,7 @@ class Lanes(Policy):
             mate_share = 1.0 - share
         launch = self._launch(view, job, share, why)
         launch.behind = head
-        self._queued[job] = self._standing.level(view, job)
+        self._queued[job] = self._order.effective(view, job)
         return launch, mate_share
 
     def _adjust_begun(self, view: View) -> list[Decision]:
@@ -393,7 +394,7 @@ class Lanes(Policy):
 
     def _priority(self, view: View, job: Job) -> int:
         """Return the priority of a job's stream: if blocks of several streams wait for room, the highest get it."""
-        return max(0, self._standing.of(view, job))
+        return max(0, self._order.base(view, job))
 
     def _divide(
         self, view: View, job: Job, mate: Job, min_seconds: float = MIN_WINDOW_SECONDS
@@ -455,9 +456,9 @@ class Lanes(Policy):
     # -- preemption ----------------------------------------------------------------------------------------
     def _lower(self, view: View, job: Job) -> list[Decision]:
         """Preempt a kernel of lower priority, of the same lane if possible, unless it ends sooner than it leaves."""
-        priority, kind = self._standing.of(view, job), job.task.profile.kind
+        priority, kind = self._order.base(view, job), job.task.profile.kind
         ranks = {
-            j: self._standing.of(view, j) + j.preemptions // self._max_preemptions
+            j: self._order.base(view, j) + j.preemptions // self._max_preemptions
             for j in view.running
             if preemptible(j)
         }

@@ -1,4 +1,4 @@
-"""Helpers of all policies: ranks of combinations, parts of the device, quotas, priority with aging."""
+"""Helpers of all policies: ranks of combinations, parts of the device, quotas."""
 
 from __future__ import annotations
 
@@ -102,27 +102,6 @@ def preemptible(job: Job) -> bool:
 def age(job: Job) -> tuple[float, int]:
     """Sort key: order of arrival."""
     return job.arrival, job.number
-
-
-def standing(view: View, job: Job) -> int:
-    """Return a job's priority, as far as it counts, with its tenant's."""
-    priority: int = job.priority + view.tenants[job.task.tenant].tenant.priority
-    return priority
-
-
-def level(view: View, job: Job, patience: int) -> int:
-    """Return a waiting job's priority with its tenant's and one more for each `patience` others that passed it."""
-    return standing(view, job) + view.waiting.passed(job) // patience
-
-
-def highest(view: View, patience: int) -> list[Job]:
-    """Return the heads of the waiting list that have the highest level."""
-    heads = view.waiting.heads()
-    if len(heads) < 2:
-        return heads
-    levels = [level(view, job, patience) for job in heads]
-    highest_level = max(levels)
-    return [job for job, job_level in zip(heads, levels, strict=True) if job_level == highest_level]
 
 
 def equal(view: View, jobs: Sequence[Job]) -> list[Placement]:
