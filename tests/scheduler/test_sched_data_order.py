@@ -20,7 +20,7 @@ import warpwell as ww
 from lab.campaigns.sched_order import run_on_cpu, run_simulated
 from lab.testing.fake_gpu import fake_executor
 from warpwell import errors, gpu
-from warpwell.scheduler import Handle, Job, Kind, Placement, Profile, Request, Scheduler, Task
+from warpwell.scheduler import Capacity, Handle, Job, Kind, Placement, Profile, Request, Scheduler, Task
 from warpwell.scheduler.accesses import accesses_of
 from warpwell.scheduler.batch import batched
 from warpwell.scheduler.callables import as_launch
@@ -254,6 +254,15 @@ def test_short_tasks_are_queued_behind_the_tasks_whose_data_they_use() -> None:
         "t1 (task 1) of tenant default arrived to be queued behind t0 (task 0), because it uses the same data."
     )
     assert texts[1].startswith("t1 (task 1) was launched behind t0 (task 0): it uses the same data, so the device")
+
+
+def test_a_follower_waits_for_its_memory_and_no_job_is_kept() -> None:
+    core = queueing_core(ScriptedExecutor(Capacity(memory=100), queues=True))
+    jobs = [submit_short(core, name, X, memory=60) for name in "abc"]
+    core.step()
+    assert [job.state for job in jobs] == [State.RUNNING, State.WAITING, State.WAITING] and core.blocked
+    assert started(core) == {"a": 0.0, "b": SHORT, "c": 2 * SHORT}
+    assert not core._view.followers
 
 
 def test_a_task_is_not_queued_behind_data_of_two_queues_or_past_waiting_tasks() -> None:

@@ -519,6 +519,7 @@ class Core:
             if not again and not spare and admission.barred and len(self.running) < self.limit:
                 # Tenants that may burst get places that no tenant within its quota takes.
                 again = spare = True
+        view.followers = ()  # it keeps no arguments alive
         if self._launches != before:
             seconds = min(executor.now() - now, MAX_OVERHEAD_SECONDS)
             weight = OVERHEAD_WEIGHT_FASTER if seconds < view.overhead else OVERHEAD_WEIGHT_SLOWER
@@ -586,10 +587,10 @@ class Core:
         job = decision.job
         if not decision.placement.plain:
             raise self._wrong(f"launched {job.task.name!r}, which waits for data, not plain")
+        job.arrival = max(job.arrival, now)
         if not (self._queue.unrestricted or self.admission.allowed(job)):
             return False
         self._due.discard(job)
-        job.arrival = max(job.arrival, now)
         self._enqueue(job, behind=True)
         return self._launch_behind(decision, now)
 
