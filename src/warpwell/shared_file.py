@@ -23,6 +23,7 @@ from ._settings import settings
 from .errors import SchedulerError
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
+_OFD_GETLK = 36
 _FUTEX = {"x86_64": 202, "ppc64le": 221, "s390x": 238}.get(os.uname().machine, 98)
 _FUTEX_WAIT, _FUTEX_WAKE, _ALL_WAITERS = 0, 1, 1 << 30
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -156,6 +157,15 @@ class SharedFile:
         query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
         kind, _, _, _, process = _FLOCK.unpack(fcntl.fcntl(self.descriptor, fcntl.F_GETLK, query))
         return None if kind == fcntl.F_UNLCK else max(0, int(process))
+
+    def has_lock(self, byte: int) -> bool:
+        """Return True if this process has a lock. False if a sandbox does not implement the query."""
+        query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        try:  # the query is of the open file, so a lock of this process is another one's
+            kind, _, _, _, process = _FLOCK.unpack(fcntl.fcntl(self.descriptor, _OFD_GETLK, query))
+        except OSError:
+            return False
+        return bool(kind != fcntl.F_UNLCK and process == os.getpid())
 
     # -- futexes: the lower half of a 64-bit word ----------------------------------------------------------------
 

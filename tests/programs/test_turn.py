@@ -728,3 +728,117 @@ def test_a_program_that_warpwell_share_runs_takes_no_lease(
         assert {board.tenant(index) for index, _ in board.used_slots()} == {"here", "training"}
     assert slot is not None
     board.release_slot(slot[0])
+
+
+def test_turns_beside_a_stopped_arbiter_do_not_overlap(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "FAIL_OPEN_SECONDS", 0.3)
+    board, spans, end = Board.of(device), [], time.monotonic() + 3.0
+    assert board.become_arbiter()
+
+    def work(name: str) -> None:
+        while time.monotonic() < end:
+            with ww.turn(name, device=device, timeout=LONG):
+                began = time.monotonic_ns()
+                time.sleep(5e-3)
+                spans.append((began, time.monotonic_ns()))
+
+    threads = [threading.Thread(target=work, args=(f"t{n}",)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG)
+    assert len(spans) > 20 and all(a[1] <= b[0] for a, b in itertools.pairwise(sorted(spans)))
+    with ww.turn("here", device=device):
+        thread = threading.Thread(target=free, args=(device,))  # one turn that does not end
+        thread.start()
+        thread.join(LONG)
+        assert not thread.is_alive()
+    board.resign()
+
+
+def test_a_lease_between_turns_hands_over_beside_a_stopped_arbiter(gpu: Gpu, device: str) -> None:
+    board = Board.of(device)
+    arbiter = turns.ArbiterThread(board)
+    with ww.turn("here", device=device):
+        pass
+    arbiter._is_over = True
+    board.ring()
+    arbiter.join()
+    own_lease, entered = lease._lease_of(device), threading.Event()
+    assert own_lease._is_open and own_lease._is_in_flight
+
+    def take_turn() -> None:
+        with ww.turn("other", device=device, timeout=lease.FAIL_OPEN_SECONDS / 2):
+            entered.set()
+
+    thread = threading.Thread(target=take_turn)
+    thread.start()
+    thread.join(LONG)
+    assert entered.is_set()
+    arbiter.end()
+
+
+def test_an_overdue_lease_counts_again_after_its_turn(device: str, no_arbiter: None) -> None:
+    free(device)
+    own_lease, raised = lease._lease_of(device), []
+    own_lease._store(Board.STATE, Board.OVERDUE)  # by an arbiter that was killed
+
+    def wait() -> None:
+        with pytest.raises(errors.TurnTimeoutError) as found, ww.turn("other", device=device, timeout=0.1):
+            pass
+        raised.append(found)
+
+    with ww.turn("check", device=device):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join(LONG)
+    assert raised
+
+
+def test_an_interrupt_at_any_point_of_a_turn_within_itself_ends_both(device: str, no_arbiter: None) -> None:
+    free(device)
+    own_lease = lease._lease_of(device)
+
+    def two_turns() -> None:
+        turn = ww.turn("here", device=device)
+        with turn, turn:
+            pass
+
+    for where in turns.interruptions(two_turns):
+        assert own_lease.depth == 0 and not own_lease.inside, where
+
+
+def test_a_thread_that_ends_leaves_a_slot_that_another_process_has_taken(
+    device: str, no_arbiter: None, start: Any
+) -> None:
+    board, leases, resume = Board.of(device), [], threading.Event()
+
+    def take_turn() -> None:
+        free(device)
+        leases.append(lease._lease_of(device))
+        resume.wait(LONG)
+
+    thread = threading.Thread(target=take_turn)
+    thread.start()
+    until(lambda: leases)
+    index = leases[0]._index
+    board.unlock((1 << 40) + index)  # as a close of another descriptor of the file
+    other = start("from warpwell.driver import Board\nsay(*Board.of(D).take_slot(3, 1, 0, 'other'))\nsys.stdin.read()")
+    assert other.hears().split()[0] == str(index)
+    resume.set()
+    thread.join(LONG)
+    until(lambda: index not in board._own)
+    assert (board.tenant(index), board.is_alive(index)) == ("other", True)
+    assert index in dict(board.used_slots())
+
+
+def test_a_gate_of_the_same_process_number_elsewhere_is_not_this_programs(
+    device: str, no_arbiter: None, start: Any
+) -> None:
+    code = "from warpwell.driver import Board\nfor number in map(int, sys.stdin):\n"
+    code += "    say(Board.of(f'gpu-{D}').take_slot(2, number, 0, 'elsewhere') is not None)"
+    other, board = start(code), Board.of(f"gpu-{device}")
+    other.process.stdin.write(f"{os.getpid()}\n")
+    assert other.hears() == "True"
+    with ww.turn("here", device=board.name):
+        assert {board.tenant(index) for index, _ in board.used_slots()} == {"elsewhere", "here"}

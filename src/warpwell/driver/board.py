@@ -145,6 +145,10 @@ class Board(SharedFile):
         """Return the process that has a slot, 0 if it is of another container, or None if it has exited."""
         return os.getpid() if index in self._own else self.lock_owner(_SLOT_LOCKS + index)
 
+    def has_slot(self, index: int) -> bool:
+        """Return True if this process has a slot, also if its driver library took it."""
+        return self.has_lock(_SLOT_LOCKS + index)
+
     def is_alive(self, index: int) -> bool:
         """Return True if the process of a slot has not exited."""
         return self.owner(index) is not None

@@ -45,7 +45,8 @@ SILENT_SECONDS = 0.5
 the arbiter may wait for a processor."""
 
 FAIL_OPEN_SECONDS = 10.0
-"""Time without a beat after which a lease enters although another program has the device: the arbiter is stopped."""
+"""Time without a beat after which a lease enters although the same turn or program has had the device for that time:
+the arbiter is stopped."""
 
 START_SECONDS = 120.0
 """Time that an arbiter has to start. Its import took 56 s on two cores with a load of 20."""
@@ -75,10 +76,11 @@ class Turn:
         # Ctrl-C may arrive at any point, and the parts that were done are undone.
         lease, before = None, 0
         try:
-            name, self._lease = _name_of(self._device), None
+            name = _name_of(self._device)
             lease = _leases.found.get(name)
             if lease is None or not (lease.depth or lease.is_kept):
                 if name.startswith("gpu-") and (settings.share or _has_gate(Board.of(name))):
+                    self._lease = lease = None
                     return self  # its gates order its work, which would wait there for the end of its own lease
                 lease = _lease_of(name)
             before, self._lease = lease.depth, lease
@@ -244,6 +246,7 @@ class Lease:
         self._entries, self._marked = 0, 0.0
         self._handles: tuple[int, ...] = ()
         self._silent_beats: int | None = None
+        self._users: dict[tuple[int, int, int], float] = {}  # when a waiting thread saw first that they had the device
         self._is_retired, self._process = False, os.getpid()
         self._tenant = ("default", 0)
         self._take_slot()
@@ -375,18 +378,27 @@ class Lease:
         while not self._is_retired:
             index, opened, before, entries = self._index, self.board.opened(self._index), entries, self._entries
             with contextlib.suppress(Exception):  # of the driver: it looks again
-                if not self.inside and (self._is_contended or not self.work.has_context):
+                is_contended = self._is_contended or not self.work.has_context or self._is_awaited()
+                if is_contended and not self.inside:
                     self.release()
             is_busy = self._is_in_flight or entries != before
             self.board.wait_for_gate(index, opened, LOOK_SECONDS if is_busy else IDLE_LOOK_SECONDS)
         with contextlib.suppress(Exception):
             self.release()
-        self.board.release_slot(self._index)
+        if self.board.keep_slot(self._index):
+            self.board.release_slot(self._index)
 
     @property
     def _is_contended(self) -> bool:
         """Whether another program was active recently, or comes first."""
         return not self._is_open or self.board.fields[self._at + Board.BUDGET_NS] != 0
+
+    def _is_awaited(self) -> bool:
+        """Return True if another program waits, also if the arbiter has been stopped and so reports no competition."""
+        board = self.board
+        return any(
+            index != self._index and board.fields[board.slot(index) + Board.HELD] for index, _ in board.used_slots()
+        )
 
     def _enter(self, timeout: float | None) -> None:
         with self._lock:
@@ -418,6 +430,7 @@ class Lease:
         until = None if timeout is None else began + max(timeout, MIN_TIMEOUT_SECONDS)
         beats, arbitrated, is_shown = board.beats, began, False
         beaten = began - SILENT_SECONDS if beats == self._silent_beats else began
+        self._users = {}
         try:
             while True:
                 index, opened, now = self._index, board.opened(self._index), clock.monotonic()
@@ -460,6 +473,8 @@ class Lease:
             has_arbiter = silent_seconds < SILENT_SECONDS and board.arbiter is not None
             if has_arbiter and not self._is_open:
                 return False
+            if fields[at + Board.STATE] == Board.OVERDUE:
+                self._store(Board.STATE, Board.IDLE)  # an arbiter that was killed cannot: its last turn has ended
             self._store(Board.ISSUED, (fields[at + Board.DONE] + 1) % (1 << 64))
             board.wake_slot(self._index)  # a full memory fence; and the keeper looks more often
             if self._is_open:
@@ -467,7 +482,7 @@ class Lease:
             else:
                 is_stopped = silent_seconds >= FAIL_OPEN_SECONDS and board.arbiter is not None
                 is_without = board.beats == beats and (board.arbiter is None or silent_seconds >= SILENT_SECONDS)
-                may_enter = is_without and (is_stopped or not self._is_device_used(only_leases=False))
+                may_enter = not self._is_device_used(only_leases=False, fails_open=is_stopped) and is_without
             if may_enter and self._is_in_flight:
                 self.inside = True
                 self._entries += 1
@@ -475,24 +490,35 @@ class Lease:
             self._store(Board.ISSUED, fields[at + Board.DONE])
         return False
 
-    def _is_device_used(self, only_leases: bool) -> bool:
-        """Return True if another slot has work on the device and has not exceeded its time for that."""
-        board, fields = self.board, self.board.fields
-        for index, _ in board.used_slots():
+    def _is_device_used(self, only_leases: bool, fails_open: bool = False) -> bool:
+        """Return True if another slot has work on the device and has not exceeded its time for that.
+
+        With `fails_open`, the arbiter is stopped: this thread has seen for how long another program had the device.
+        """
+        board, fields, now = self.board, self.board.fields, clock.monotonic()
+        users: dict[tuple[int, int, int], float] = {}
+        for index, serial in board.used_slots():
             at = board.slot(index)
-            is_meant = index != self._index and (fields[at + Board.KIND] == Board.TURN or not only_leases)
-            is_used = fields[at + Board.ISSUED] != fields[at + Board.DONE] and fields[at + Board.STATE] != Board.OVERDUE
-            if is_meant and is_used and board.is_alive(index):
-                return True
-        return False
+            is_lease, issued = fields[at + Board.KIND] == Board.TURN, fields[at + Board.ISSUED]
+            if index == self._index or (only_leases and not is_lease) or issued == fields[at + Board.DONE]:
+                continue
+            if fields[at + Board.STATE] == Board.OVERDUE or not board.is_alive(index):
+                continue
+            user = index, serial, issued if is_lease else 0
+            users[user] = self._users.get(user, now)  # a lease that retreats has the same number at its next attempt
+        self._users = users
+        return any(not fails_open or now - since < FAIL_OPEN_SECONDS for since in users.values())
 
 
 def _has_gate(board: Board) -> bool:
     """Return True if this process has a gate of the driver layer or of the pass-through driver on a board."""
-    return any(
-        board.named_process(index) == os.getpid() and board.fields[board.slot(index) + Board.KIND] != Board.TURN
-        for index, _ in board.used_slots()
-    )
+    for index, _ in board.used_slots():
+        kind = board.fields[board.slot(index) + Board.KIND]
+        if kind == Board.STREAMS and board.named_process(index) == os.getpid() and board.has_slot(index):
+            return True
+        if kind == Board.WORKER and board.named_process(index) == os.getpid() and board.owner(index):
+            return True  # a program of another container may have the same number
+    return False
 
 
 def _start_arbiter(board: Board) -> object:

@@ -75,7 +75,7 @@ struct ww_gate_slot {
     uint64_t spare1[3];
 
     /* Written seldom: the arbiter's for `warpwell share status`, then the owner's when it takes the slot. */
-    _Alignas(64) _Atomic uint64_t state; /* 0 idle, 1 running, 2 leaving, 3 waiting, 4 overdue */
+    _Alignas(64) _Atomic uint64_t state; /* 0 idle, 1 running, 2 leaving, 3 waiting, 4 overdue; a lease resets 4 */
     _Atomic uint64_t since_ns, used_ns, launches;
     _Atomic uint64_t kind;
     _Atomic int64_t pid, priority; /* process in its own namespace; larger is sooner */
