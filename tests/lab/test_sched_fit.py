@@ -20,7 +20,7 @@ from warpwell.scheduler.events import Event, Log
 from warpwell.scheduler.predict.peaks import machine_for
 from warpwell.scheduler.predict.predictor import Predictor
 from warpwell.scheduler.predict.rates import ClassTable
-from warpwell.scheduler.predict.sample import Sample, kind_of, sized
+from warpwell.scheduler.predict.record import KernelRecord, kind_of, sized
 from warpwell.scheduler.task import Kind
 
 RESULTS = Path(__file__).parents[2] / "lab" / "results" / "h200" / "sched"
@@ -198,12 +198,11 @@ def recorded_samples():
         cycles = row.get("cycles") or row["seconds"] * capacity.clock
         moved, miss_rate = row.get("dram_bytes"), row.get("miss_rate")
         samples.append(
-            Sample(
+            KernelRecord(
                 row["kernel"],
                 sized(row["size"]),
                 row["warps"],
                 row.get("bytes", 0) / machine.bandwidth,
-                row.get("app", ""),
                 instructions=row["instructions"],
                 seconds=row["seconds"],
                 miss_rate=None if miss_rate is None else min(1.0, max(0.0, miss_rate)),
@@ -222,7 +221,7 @@ def test_recorded_counts_interpolate_within_the_goal():
         rows = sorted((s for s in samples if s.kernel == kernel), key=lambda s: s.warps * sum(s.size.values()))
         for left_out in rows[1:-1]:
             predictor = Predictor(r for r in rows if r is not left_out)
-            got = predictor.predict(Sample(kernel, left_out.size, left_out.warps, left_out.moving))
+            got = predictor.predict(KernelRecord(kernel, left_out.size, left_out.warps, left_out.moving))
             instruction_errors.append(abs(got.instructions / left_out.instructions - 1))
             time_errors.append(abs(got.seconds / left_out.seconds - 1))
     assert np.median(instruction_errors) < 0.05 and np.median(time_errors) < 0.05

@@ -22,8 +22,8 @@ from warpwell.scheduler.events import KEPT
 from warpwell.scheduler.executor import Capacity, Ended, Executor, Machine
 from warpwell.scheduler.executors.cpu_executor import CpuExecutor
 from warpwell.scheduler.predict.identity import identity
-from warpwell.scheduler.predict.learner import ALWAYS, KERNELS, RARELY, Learner
-from warpwell.scheduler.predict.sample import lasts
+from warpwell.scheduler.predict.learner import KERNELS, Learner
+from warpwell.scheduler.predict.record import ALWAYS, RARELY, lasts
 
 STEP = """
 import warpwell as ww
@@ -186,7 +186,7 @@ def test_measuring_gets_rare():
 def test_times_that_cannot_be_teach_nothing(seconds):
     learns = learner()
     task = task_of(learns)
-    assert not learns.learn(task, seconds) and task.known.sample.seconds is None
+    assert not learns.learn(task, seconds) and task.known.seconds is None
 
 
 def test_a_learner_is_bounded():
@@ -265,7 +265,7 @@ def test_only_what_has_the_whole_device_for_itself_is_measured(placement, sizes,
     for _ in tasks:
         executor.end()
         core.step()
-    assert [task.known.sample.seconds for task in tasks] == [0.5 if measured else None] * len(sizes)
+    assert [task.known.seconds for task in tasks] == [0.5 if measured else None] * len(sizes)
     assert alone_times(core.log) == ([(0, 0.5)] if measured else [])
 
 

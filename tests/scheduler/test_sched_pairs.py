@@ -12,10 +12,10 @@ from warpwell.scheduler import Capacity, Kind, Profile, Request, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.predict import pairs as module
 from warpwell.scheduler.predict.history import History
-from warpwell.scheduler.predict.learner import Known, Learner
+from warpwell.scheduler.predict.learner import Learner
 from warpwell.scheduler.predict.pairs import Pairs
 from warpwell.scheduler.predict.rates import ClassTable
-from warpwell.scheduler.predict.sample import Sample
+from warpwell.scheduler.predict.record import KernelRecord
 
 KEY = ("stream@1 {}", "logistic@2 {}")
 
@@ -71,7 +71,7 @@ def test_lanes_begin_with_what_was_measured_before() -> None:
     tasks = []
     for name, kind in (("m", Kind.MEMORY), ("c", Kind.COMPUTE), ("d", Kind.COMPUTE)):
         profile = Profile(kind=kind, seconds=10e-3, registers=1 << 15, threads=256, resident=1056, source="measured")
-        tasks.append(Task(name, 10560, profile, known=Known(Sample(f"{name}@1", {}, 1), profile)))
+        tasks.append(Task(name, 10560, profile, known=KernelRecord(f"{name}@1", {}, 1, profile=profile)))
     memory, bad, good = (task.known.key for task in tasks)
     learner.history.pairs.note((memory, bad), 0.5, (0.7, 0.4))
     learner.history.pairs.note((memory, good), 0.25, (0.9, 0.9))
@@ -92,7 +92,7 @@ def test_the_source_weighs_with_what_was_measured(kinds: tuple[Kind, ...]) -> No
     learner, tasks = Learner(), []
     for number, kind in enumerate(kinds):
         profile = Profile(kind=kind, seconds=10e-3, registers=1 << 15, threads=256, resident=1056, source="measured")
-        tasks.append(Task(str(number), 10560, profile, known=Known(Sample(f"{number}@1", {}, 1), profile)))
+        tasks.append(Task(str(number), 10560, profile, known=KernelRecord(f"{number}@1", {}, 1, profile=profile)))
     measured = {0.25: (0.1, 0.2), 0.5: (0.9, 0.8), 0.75: (0.3, 0.2)}
     for one in tasks[:2]:
         memory, compute = (one, tasks[2]) if kinds[0] is Kind.MEMORY else (tasks[2], one)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from warpwell.scheduler import Decision, Job, Kind, Launch, Placement, Policy, View
-from warpwell.scheduler.policies.priority import Priority
+from warpwell.scheduler import Decision, Job, Kind, Launch, Placement, Policy, Priority, View
 from warpwell.scheduler.policies.sharing import age
 
 

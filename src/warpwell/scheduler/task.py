@@ -148,7 +148,7 @@ class Task:
         be preempted, and the log has this text (``why["whole"]`` of its "launch").
     number : int
         Given by the scheduler, in order of submission.
-    known : Known or None
+    known : KernelRecord or None
         What the scheduler's analyzer has learnt of this code and size (see `warpwell.scheduler.predict.learner`).
     cut : object
         The launch cut into blocks (`Launch.cut`), for the first executor that launches it; None once it has been used.

@@ -2,7 +2,7 @@
 
 =============  ==========================================================================================
 identity.py    the key of a kernel and its size: code, types, size class
-sample.py      the measurements of one launch
+record.py      the measurements of a kernel at one size
 peaks.py       memory bandwidth of a device, by name or measured
 learner.py     profiles of tasks for the scheduler; learns from tasks that ran alone
 predictor.py   time and class at other sizes of a kernel, by regression

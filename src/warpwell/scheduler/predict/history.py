@@ -16,7 +16,7 @@ from ..._settings import settings
 from ...json_file import read_json
 from ...replacing import replacing
 from .pairs import Pairs
-from .sample import MEASURED, Sample, lasts
+from .record import MEASURED, KernelRecord, lasts
 
 FORMAT = "warpwell-history/2"
 WEIGHT = 0.25
@@ -24,7 +24,7 @@ WEIGHT = 0.25
 SOONER = 0.75
 """Weight of a time that is shorter than the average: disturbances, such as those of a first run, only lengthen it."""
 KEPT = 4096
-"""Samples that are kept at most; the oldest go first."""
+"""Records that are kept at most; the oldest go first."""
 LARGEST = 64 << 20
 """Bytes of a file that is read."""
 
@@ -60,33 +60,32 @@ class History:
         self.device = device
         self.path = Path(path) if path is not None else default_path(device)
         self.pairs = Pairs()  # how fast kernels ran together
-        self._samples: dict[tuple[str, str], Sample] = {}
+        self._records: dict[str, KernelRecord] = {}
 
     def __len__(self) -> int:
-        return len(self._samples)
+        return len(self._records)
 
     @property
-    def samples(self) -> list[Sample]:
+    def records(self) -> list[KernelRecord]:
         """All kernels and sizes that were measured, longest unseen first."""
-        return list(self._samples.values())
+        return list(self._records.values())
 
-    def record(self, sample: Sample) -> Sample:
+    def record(self, record: KernelRecord) -> KernelRecord:
         """Add a measurement of a kernel alone; return the average that it is now part of."""
-        old = self._samples.pop(sample.key, None)
+        old = self._records.pop(record.key, None)
         if old is not None:
-            known = {name: _average(getattr(old, name), getattr(sample, name)) for name in MEASURED}
-            if old.seconds is not None and sample.seconds is not None and sample.seconds < old.seconds:
-                known["seconds"] = _average(old.seconds, sample.seconds, SOONER)
-            merged = {name: getattr(sample, name) or getattr(old, name) for name in ("moving", "app")}
-            sample = replace(sample, **known, **merged, times=old.times + sample.times)
-        self._samples[sample.key] = sample
-        while len(self._samples) > KEPT:
-            del self._samples[next(iter(self._samples))]
-        return sample
+            known = {name: _average(getattr(old, name), getattr(record, name)) for name in MEASURED}
+            if old.seconds is not None and record.seconds is not None and record.seconds < old.seconds:
+                known["seconds"] = _average(old.seconds, record.seconds, SOONER)
+            record = replace(record, **known, moving=record.moving or old.moving, times=old.times + record.times)
+        self._records[record.key] = record
+        while len(self._records) > KEPT:
+            del self._records[next(iter(self._records))]
+        return record
 
-    def find(self, sample: Sample) -> Sample | None:
+    def find(self, record: KernelRecord) -> KernelRecord | None:
         """Return the measurement of the same kernel and size, or None."""
-        return self._samples.get(sample.key)
+        return self._records.get(record.key)
 
     def save(self) -> None:
         """Write the file atomically. Measurements that other processes have saved there are kept.
@@ -96,12 +95,12 @@ class History:
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         there = History.usable(self.device, self.path)
-        samples = {**there._samples, **self._samples}  # one step for other threads, as for pairs
+        records = {**there._records, **self._records}  # one step for other threads, as for pairs
         there.pairs.update(self.pairs)
         content = {
             "format": FORMAT,
             "device": self.device,
-            "samples": [s.as_json() for s in list(samples.values())[-KEPT:] if lasts(s.kernel)],
+            "samples": [r.as_json() for r in list(records.values())[-KEPT:] if lasts(r.kernel)],
             "pairs": there.pairs.as_json(),
         }
         for part in self.path.parent.glob(f".{self.path.name}.*"):
@@ -136,7 +135,7 @@ class History:
         if not isinstance(samples, list):
             raise _damaged(history.path, "samples is not a list")
         for number, entry in enumerate(samples):
-            history.record(Sample.from_json(entry, f"{history.path}: sample {number}"))
+            history.record(KernelRecord.from_json(entry, f"{history.path}: sample {number}"))
         history.pairs = Pairs.from_json(content.get("pairs", []), f"{history.path}: its pairs")
         return history
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...targets import KernelArgument, Launch, is_argument
 from ...targets.compiler import cache_key
-from .sample import HERE
+from .record import HERE
 
 STEPS = 4
 """Classes of size to a doubling."""
@@ -30,7 +30,7 @@ def identity(launch: Launch, arguments: Sequence[Any]) -> str:
     """Return the key of a kernel with arguments of these types: its name, "@", and a hash.
 
     The hash covers the code, everything that the code names, and the options. A function without a file gets a key that
-    is valid in this process only (`sample.lasts`).
+    is valid in this process only (`record.lasts`).
     """
     kernel = launch.kernel
     function = kernel.function

@@ -15,14 +15,10 @@ from ..task import Profile, Task
 from .history import History
 from .identity import default_size, footprint, identity
 from .predictor import Predictor
-from .sample import Figures, Sample, sized
+from .record import MEASURED, KernelRecord, sized
 
 KERNELS = 1024
 """Kernels and sizes that are kept; the oldest are forgotten first."""
-
-ALWAYS = 4
-"""The first launches of a kernel, all of which are measured; then one of `RARELY` is, to follow clock and driver."""
-RARELY = 16
 
 _SIZES, _KERNELS = 8, 256
 """Sizes of a kernel, and kernels, that the predictor keeps: with more, a submission would take too long."""
@@ -30,35 +26,6 @@ _SAME = 0.1
 """Relative change of a time from which the profile changes: policies cache what they derive from a profile."""
 
 _REGISTER_UNIT = 8
-
-
-class Known:
-    """A kernel with its argument types and size: its measurements and its profile; tasks carry it (`Task.known`).
-
-    Attributes
-    ----------
-    sample : Sample
-        Its measurements so far.
-    key : str
-        Its kernel and size, as text.
-    profile : Profile
-    wants : bool
-        Whether the next launch that runs alone is to be measured.
-    """
-
-    __slots__ = ("_launches", "key", "profile", "sample", "wants")
-
-    def __init__(self, sample: Sample, profile: Profile) -> None:
-        self.sample = sample
-        self.key = " ".join(sample.key)
-        self.profile = profile
-        self.wants = True
-        self._launches = 0
-
-    def launched(self) -> None:
-        """Note a launch, and whether the next one is to be measured."""
-        self._launches += 1
-        self.wants = self.sample.seconds is None or self._launches < ALWAYS or self._launches % RARELY == 0
 
 
 class Learner:
@@ -94,7 +61,7 @@ class Learner:
         self._find_machine: Callable[[], Machine | None] | None = None
         self._saves = saves
         self._lock = threading.Lock()
-        self._known: dict[tuple[Any, ...], Known] = {}
+        self._known: dict[tuple[Any, ...], KernelRecord] = {}
         self.forgotten = 0
         self._learnt = 0
         self._saved = 0
@@ -118,8 +85,8 @@ class Learner:
                     found = self._find_machine()
                     if self._saves and found is not None:
                         self.history = History.usable(found.name)
-                        for sample in self.history.samples:
-                            self.predictor.add(sample)
+                        for record in self.history.records:
+                            self.predictor.add(record)
                     self._machine = found or Machine()
         return self._machine
 
@@ -137,61 +104,60 @@ class Learner:
         task.known = known
         return known.profile
 
-    def _meet(self, task: Task, key: tuple[Any, ...], size: dict[str, float], moving: float) -> Known:
+    def _meet(self, task: Task, key: tuple[Any, ...], size: dict[str, float], moving: float) -> KernelRecord:
         blocks, threads = task.launch.configuration()
         warps = max(1, math.prod(blocks) * -(-math.prod(threads) // 32))
         with self._lock:
             found = self._known.get(key)
             if found is None:
-                sample = Sample(key[0], size, warps, moving)
-                sample = self.history.find(sample) or sample
-                found = self._known[key] = Known(sample, self._profile(task.launch, sample))
+                found = KernelRecord(key[0], size, warps, moving)
+                found = self._known[key] = replace(self.history.find(found) or found)
+                found.profile = self._profile(task.launch, found)
                 if len(self._known) > KERNELS:
                     del self._known[next(iter(self._known))]
                     self.forgotten += 1
         return found
 
-    def _profile(self, launch: Launch, sample: Sample) -> Profile:
-        """Return the profile of a launch; `sample` has its measurements, if any."""
-        source, figures = "predicted", self.predictor.predict(sample).known()
-        if sample.seconds is not None:
-            source, figures = "measured", {**figures, **sample.known()}
+    def _profile(self, launch: Launch, record: KernelRecord) -> Profile:
+        """Return the profile of a launch; `record` has its measurements, if any."""
         room = self._room(launch)
-        if not figures:
-            return Profile(kind=None, source="cold", **{**room, "miss_rate": 1.0, "need": 1.0})
-        return Profile(kind=Figures(**figures).kind, source=source, **{**room, "miss_rate": 1.0, **figures})
+        if record.seconds is not None:
+            return Profile(kind=record.kind, source="measured", **{**room, "miss_rate": 1.0, **record.figures()})
+        predicted = self.predictor.predict(record)
+        if predicted is not None:
+            return replace(predicted, **room)
+        return Profile(source="cold", miss_rate=1.0, **{**room, "need": 1.0})
 
     def learn(self, task: Task, seconds: float) -> bool:
-        """Take in the seconds that a task took alone; return whether the profile of its kernel has changed."""
+        """Learn from the seconds that a task took solo; return whether the profile of its kernel has changed."""
         known = task.known
         if known is None or not (math.isfinite(seconds) and seconds > 0):
             return False
-        wanted = known.wants
-        known.launched()
-        if not wanted:
+        should_measure = known.wants
+        known.launches += 1
+        if not should_measure:
             return False
         with self._lock:
-            first = known.sample.seconds is None
+            is_first = known.seconds is None
             # it is assumed to have moved each of its arrays once, and to have computed for the rest of its time
-            moved = min(1.0, known.sample.moving / seconds)
-            took = replace(known.sample, seconds=seconds, times=1, bandwidth=moved, compute=1.0 - moved)
-            known.sample = self.history.record(took)
-            self.predictor.add(known.sample)
+            moved = min(1.0, known.moving / seconds)
+            solo = replace(known, seconds=seconds, times=1, bandwidth=moved, compute=1.0 - moved)
+            average = self.history.record(solo)
+            for name in ("times", *MEASURED):
+                setattr(known, name, getattr(average, name))
+            self.predictor.add(average)
             self._learnt += 1
-            if first:
-                # of its other sizes, those that nobody has measured can be predicted from now on
-                kernel = known.sample.kernel
-                for key in [k for k, k_ in self._known.items() if k[0] == kernel and k_.sample.seconds is None]:
+            if is_first:
+                # Other sizes of this kernel without a measurement can be predicted from it.
+                for key in [k for k, k_ in self._known.items() if k[0] == known.kernel and k_.seconds is None]:
                     del self._known[key]
                 self.forgotten += 1
-            old, launch = known.profile, task.launch
-            kind = known.sample.kind or old.kind
-            new = replace(old, kind=kind, source="measured", **{**self._room(launch), **known.sample.known()})
+            old, new = known.profile, self._profile(task.launch, known)
+            is_same_time = old.seconds is not None and abs((new.seconds or 0.0) / old.seconds - 1) <= _SAME
+            if is_same_time and (old.kind, old.source, old.registers) == (new.kind, new.source, new.registers):
+                return False
             known.profile = new
-            alike = old.seconds is not None and new.seconds is not None and abs(new.seconds / old.seconds - 1) <= _SAME
-            if alike and (old.kind, old.source, old.registers) == (new.kind, new.source, new.registers):
-                known.profile = old
-            return known.profile is not old
+            return True
 
     def _room(self, launch: Launch) -> dict[str, Any]:
         """Return the fields of a profile that follow from the launch: the room that its blocks take."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from ... import errors
 from ..task import Task
-from .sample import HERE, lasts
+from .record import HERE, lasts
 
 Key = tuple[str, str]
 Rates = tuple[float, float]

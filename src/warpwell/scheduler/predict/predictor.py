@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from .sample import Figures, Sample
+from ..task import Profile
+from .record import KernelRecord, kind_of
 
 WIDTH = 0.3
 """Width of the local regression, in standard deviations of the logarithms of a kernel's sizes."""
-MARGIN = 0.01
-"""How far out of the sizes measured (in logarithms) still counts as among them."""
 RIDGE = 1e-3
 
 START = 2e-6
@@ -28,55 +26,43 @@ ISSUED = 0.65
 """Part of the issue slots that busy kernels fill."""
 
 
-@dataclass
-class Prediction(Figures):
-    """What is predicted of a launch (`Figures`).
-
-    Attributes
-    ----------
-    how : str
-        "interpolation": sizes below and above were measured; "extrapolation": only on one side; "cold": the kernel was
-        never measured.
-    """
-
-    how: str
-
-
 class Predictor:
-    """Learns from samples; `predict` answers for any launch.
+    """Learns from records; `predict` answers for any launch.
 
     Parameters
     ----------
-    samples : iterable of Sample
+    records : iterable of KernelRecord
     sizes : int, optional
         Measurements that are kept of a kernel, the last ones; all by default.
     kernels : int, optional
         Kernels that are kept, those measured last; all by default.
     """
 
-    def __init__(self, samples: Iterable[Sample] = (), *, sizes: int | None = None, kernels: int | None = None) -> None:
+    def __init__(
+        self, records: Iterable[KernelRecord] = (), *, sizes: int | None = None, kernels: int | None = None
+    ) -> None:
         self._sizes, self._most = sizes, kernels
-        self._by_kernel: dict[str, list[Sample]] = {}
+        self._by_kernel: dict[str, list[KernelRecord]] = {}
         self._regressions: dict[str, dict[str, _Local]] = {}  # of what was asked for, by kernel and figure
-        for sample in samples:
-            self.add(sample)
+        for record in records:
+            self.add(record)
 
-    def add(self, sample: Sample) -> None:
+    def add(self, record: KernelRecord) -> None:
         """Learn from a measurement; one of the same kernel and size is replaced."""
-        rows = self._by_kernel.setdefault(sample.kernel, [])
-        rows[:] = [row for row in rows if row.key != sample.key] + [sample]
-        self._regressions.pop(sample.kernel, None)
+        rows = self._by_kernel.setdefault(record.kernel, [])
+        rows[:] = [row for row in rows if row.key != record.key] + [record]
+        self._regressions.pop(record.kernel, None)
         if self._sizes is not None:
             del rows[: -self._sizes]
         if self._most is not None:
-            self._by_kernel[sample.kernel] = self._by_kernel.pop(sample.kernel)  # the last one now
+            self._by_kernel[record.kernel] = self._by_kernel.pop(record.kernel)  # the last one now
             if len(self._by_kernel) > self._most:
                 oldest = next(iter(self._by_kernel))
                 del self._by_kernel[oldest]
                 self._regressions.pop(oldest, None)
 
-    def predict(self, query: Sample) -> Prediction:
-        """Predict a launch from its kernel, its size, its warps and the bytes of its arrays."""
+    def predict(self, query: KernelRecord) -> Profile | None:
+        """Predict a launch from its kernel, size, warps and bytes; None if its kernel was never measured."""
         rows = self._by_kernel.get(query.kernel, [])
         local = self._regressions.get(query.kernel)
         if local is None:
@@ -86,17 +72,21 @@ class Predictor:
                 self._regressions[query.kernel] = local
         lead = local.get("seconds") or local.get("instructions")
         if lead is None or not lead.fits(query):
-            return Prediction("cold")
-        how = "interpolation" if lead.inside(query) else "extrapolation"
+            return None
         found = {f: m.predict(query) for f, m in local.items() if m.fits(query)}
         seconds = found.get("seconds")
         if seconds is not None:  # nothing is faster than the peaks
             issued = max(ISSUED, *[row.compute or 0.0 for row in rows])
             seconds = max(seconds, found.get("move", 0.0), found.get("issue", 0.0) / issued)
-        parts = (("bandwidth", "move"), ("compute", "issue"))
-        shares = {name: min(1.0, found[f] / seconds) for name, f in parts if f in found and seconds}
-        return Prediction(
-            how, instructions=found.get("instructions"), seconds=seconds, miss_rate=found.get("miss_rate"), **shares
+        shares = [min(1.0, found[f] / seconds) if f in found and seconds else None for f in ("move", "issue")]
+        return Profile(
+            kind_of(*shares),
+            seconds,
+            found.get("instructions"),
+            miss_rate=found.get("miss_rate", 1.0),
+            bandwidth=shares[0] or 0.0,
+            compute=shares[1] or 0.0,
+            source="predicted",
         )
 
 
@@ -110,39 +100,39 @@ _POSITIVE = ("instructions", "seconds", "move", "issue")
 _LEAST = 1e-12
 
 
-def _measured(sample: Sample, field: str) -> float | None:
+def _measured(record: KernelRecord, field: str) -> float | None:
     if field not in ("move", "issue"):
-        value: float | None = getattr(sample, field)
+        value: float | None = getattr(record, field)
         return value
-    share = sample.bandwidth if field == "move" else sample.compute
-    return None if share is None or sample.seconds is None else max(_LEAST, share * sample.seconds)
+    share = record.bandwidth if field == "move" else record.compute
+    return None if share is None or record.seconds is None else max(_LEAST, share * record.seconds)
 
 
-def _base(sample: Sample, field: str) -> float:
+def _base(record: KernelRecord, field: str) -> float:
     """Return the divisor of a figure: their ratio depends little on the size."""
     if field == "instructions":
-        return float(sample.warps)
+        return float(record.warps)
     if field == "seconds":
-        return START + sample.moving
-    return sample.moving if field == "move" and sample.moving else 1.0
+        return START + record.moving
+    return record.moving if field == "move" and record.moving else 1.0
 
 
-def _target(sample: Sample, field: str) -> float:
-    value = _measured(sample, field)
+def _target(record: KernelRecord, field: str) -> float:
+    value = _measured(record, field)
     assert value is not None  # rows without it were left out
-    return math.log(value / _base(sample, field)) if field in _POSITIVE else value
+    return math.log(value / _base(record, field)) if field in _POSITIVE else value
 
 
-def _restored(value: float, sample: Sample, field: str) -> float:
+def _restored(value: float, record: KernelRecord, field: str) -> float:
     if field in _POSITIVE:
-        return math.exp(min(60.0, max(-60.0, value))) * _base(sample, field)
+        return math.exp(min(60.0, max(-60.0, value))) * _base(record, field)
     return min(1.0, max(0.0, value))
 
 
 class _Local:
     """One figure of one kernel, by local linear regression over logarithms of sizes."""
 
-    def __init__(self, rows: Sequence[Sample], field: str) -> None:
+    def __init__(self, rows: Sequence[KernelRecord], field: str) -> None:
         self.field = field
         self.names = sorted({name for row in rows for name in row.size})
         self.based = bool(rows[-1].moving)  # some measurements lack it
@@ -153,20 +143,15 @@ class _Local:
         self.scale = np.where(scale > 1e-9, scale, 1.0)
         self.y = np.array([_target(row, field) for row in rows])
 
-    def _logarithms(self, sample: Sample) -> list[float]:
-        return [math.log(max(sample.size[name], 1e-12)) for name in self.names]
+    def _logarithms(self, record: KernelRecord) -> list[float]:
+        return [math.log(max(record.size[name], 1e-12)) for name in self.names]
 
-    def fits(self, query: Sample) -> bool:
+    def fits(self, query: KernelRecord) -> bool:
         """Whether the query has the same features, and there is something to go by."""
         same = set(query.size) == set(self.names) and bool(query.moving) == self.based
         return same and len(self.y) > 0
 
-    def inside(self, query: Sample) -> bool:
-        """Return whether the query's sizes lie within the measured ones."""
-        x = np.array(self._logarithms(query))
-        return bool(((x >= self.low - MARGIN) & (x <= self.high + MARGIN)).all())
-
-    def predict(self, query: Sample) -> float:
+    def predict(self, query: KernelRecord) -> float:
         """Return the figure, by a regression near the query; far from all samples, the nearest count."""
         x, y = np.array(self._logarithms(query)), self.y
         if (self.field == "move" and self.based) or self.field not in _POSITIVE:
