@@ -308,6 +308,39 @@ def test_a_task_that_leaves_its_train_takes_along_those_that_use_its_data(queues
     assert not core._order._awaited and not core._order._segments
 
 
+def test_a_task_that_gets_no_memory_behind_its_data_still_waits_for_them() -> None:
+    core = queueing_core(ScriptedExecutor(Capacity(memory=100), queues=True))
+    core.admission._patience = 0
+    submit_short(core, "writer", X, memory=30)
+    profile, read = Profile(kind=Kind.COMPUTE, seconds=SHORT, source="measured"), X._replace(writes=False)
+    small = core.submit(Request("small", [Task("small", 10, profile, memory=10, accesses=(read,))]), ["event"])[0]
+    core.step()
+    core.executor._now = SHORT / 4
+    request = Request("large", [Task("large", 10, profile, memory=80, accesses=(read,))], SHORT / 4)
+    large = core.submit(request)[0]
+    core.step()
+    assert large.state is State.WAITING
+    core.executor._now = SHORT / 2
+    core.release("event")
+    core.step()
+    assert small not in core.waiting
+    core.cancel(large)
+    core.step()
+    assert [call[:3] for call in core.executor.calls if call[1] == small.number] == [("behind", small.number, 0)]
+    assert started(core)["small"] == SHORT
+
+
+def test_no_memory_is_kept_free_for_a_task_that_waits_for_data_too() -> None:
+    core = queueing_core(ScriptedExecutor(Capacity(memory=100)))
+    core.admission._patience = 0
+    submit_short(core, "writer", X, memory=30)
+    submit_short(core, "large", X, memory=80)
+    core.step()
+    submit_short(core, "other", memory=50, kind=Kind.MEMORY)
+    core.step()
+    assert [job.task.name for job in core.running] == ["writer", "other"]
+
+
 @ww.kernel
 def wait_and_add(gate, x):
     i = gpu.grid(1)

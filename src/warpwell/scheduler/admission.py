@@ -82,6 +82,10 @@ class Admission:
             if self._stands_in_the_way(job, other):
                 self._crowded[other] += 1
 
+    def pass_over(self, job: Job) -> None:
+        """Keep no memory free for a job that was not allowed, because it waits for data, too."""
+        self._crowded.pop(job, None)
+
     def gone(self, job: Job) -> None:
         """Take back the memory of a job that has ended, if it had it."""
         if job in self._admitted:

@@ -587,8 +587,9 @@ class Core:
         job = decision.job
         if not decision.placement.plain:
             raise self._wrong(f"launched {job.task.name!r}, which waits for data, not plain")
-        job.arrival = max(job.arrival, now)
+        job.arrival = max(job.arrival, now)  # first, because memory is kept free for older jobs
         if not (self._queue.unrestricted or self.admission.allowed(job)):
+            self.admission.pass_over(job)
             return False
         self._due.discard(job)
         self._enqueue(job, behind=True)
