@@ -842,3 +842,20 @@ def test_a_gate_of_the_same_process_number_elsewhere_is_not_this_programs(
     assert other.hears() == "True"
     with ww.turn("here", device=board.name):
         assert {board.tenant(index) for index, _ in board.used_slots()} == {"elsewhere", "here"}
+
+
+def test_a_turn_that_is_open_in_a_thread_is_refused_in_another_one(device: str, no_arbiter: None) -> None:
+    turn, raised = ww.turn("here", device=device, timeout=1), []
+
+    def work() -> None:
+        with pytest.raises(errors.ArgumentError, match="open in another thread") as found, turn:
+            raise AssertionError
+        raised.append(found)
+
+    with turn:
+        own_lease = lease._lease_of(device)
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(LONG)
+        assert own_lease.inside
+    assert raised and own_lease.depth == 0

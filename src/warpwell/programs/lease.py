@@ -83,7 +83,12 @@ class Turn:
                     self._lease = lease = None
                     return self  # its gates order its work, which would wait there for the end of its own lease
                 lease = _lease_of(name)
-            before, self._lease = lease.depth, lease
+            before, other = lease.depth, self._lease
+            if other is not None and other is not lease and other.depth and other.owner == id(self):
+                raise ArgumentError(
+                    "this turn is open in another thread or on another device; call turn()", name="turn"
+                )
+            self._lease = lease
             if not before:
                 lease.owner, lease.stream = id(self), self._stream
             lease.begin(self._tenant, self._priority, self._handles, self._timeout)
