@@ -313,12 +313,12 @@ def test_a_closed_executor_ends_what_it_was_compiling(monkeypatch):
     until(lambda: calls == ["end"])
 
 
-def test_a_task_of_other_blocks_than_it_says_fails(executor):
+def test_a_task_with_a_wrong_block_count_fails(executor):
     gate = Gate(4, 99)
     gate.job.task.blocks = 5
     executor.launch(gate.job, Placement())
     event = event_of(executor)
-    assert isinstance(event, Ended) and "says 5 blocks" in str(event.error)
+    assert isinstance(event, Ended) and "was submitted with 5" in str(event.error)
 
 
 @pytest.mark.parametrize("options", [{"threads": 0}, {"memory": -1}])

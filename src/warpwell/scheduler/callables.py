@@ -1,7 +1,7 @@
-"""`Call`: a function that enqueues work of other libraries, or a captured CUDA graph, in the place of a launch.
+"""`Call`: a function that enqueues work of other libraries, or a captured CUDA graph, submitted like a launch.
 
-A scheduler cannot look into it. So it runs whole, is never preempted, and what is known of it is its time, measured as
-that of kernels is. It enqueues in a stream of the scheduler's, behind which an event tells its end.
+A scheduler cannot inspect the enqueued work. Therefore a call is non-preemptible, and its profile consists of its
+measured runtime. It enqueues in a stream of the scheduler, and an event after its work marks the end of the task.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ..targets.blocks import CONTROL_WORDS, fresh
 
 WHY = "it is a function or a graph, not a kernel of Warpwell"
 _THREADS = 256
-_ROOM = 1 << 20
-"""Blocks that it counts as: a whole device."""
+_GRID_BLOCKS = 1 << 20
+"""Blocks for which a call is charged: more than any device can hold, because its demand is unknown."""
 
 
 def as_launch(launch: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """Return a launch and its arguments; a function or a graph becomes a `Call`, with those arguments that are arrays.
+    """Return a launch and its arguments. A function or a graph becomes a `Call` with its device arrays as arguments.
 
     Raise ArgumentError if a graph has arguments.
     """
-    if isinstance(launch, Launch | type) or hasattr(launch, "compiled"):  # a kernel without [n] is refused as before
+    if isinstance(launch, Launch | type) or hasattr(launch, "compiled"):  # a kernel without [n] is rejected later
         return launch, args
     enqueue = _graph(launch)
     if enqueue is not None and args:
@@ -48,42 +48,42 @@ def at_present(launch: Any) -> Any:
 
 
 class _Unknown:
-    """Stands for code that cannot be looked at."""
+    """Identity of code that cannot be inspected."""
 
 
 class _Callee:
-    """What a `Call` has for a kernel: something to know it by, when it is submitted again."""
+    """The stand-in for the kernel of a `Call`, so that the learner recognizes a function that is submitted again."""
 
     block = _THREADS
     max_registers = 32
 
-    def __init__(self, what: Any) -> None:
-        self.__name__ = str(getattr(what, "__name__", type(what).__name__))
+    def __init__(self, target: Any) -> None:
+        self.__name__ = str(getattr(target, "__name__", type(target).__name__))
         self._own = _Unknown()
-        # not kept: `_known` would keep the function, and with it what it encloses
-        self._function = weakref.ref(what) if isinstance(what, types.FunctionType) else None
+        # A weak reference: `_callees` must not keep the function and its closure alive.
+        self._function = weakref.ref(target) if isinstance(target, types.FunctionType) else None
         self.compiled: dict[Any, Any] = {("cuda-forms",): None}
         self.checked: set[Any] = set()
 
     @property
     def function(self) -> Any:
-        """A function, known by its code as a kernel is; in place of all else something of this process."""
+        """The function, which the learner identifies by its code; for other callables, an object of this process."""
         found = None if self._function is None else self._function()
         return self._own if found is None else found
 
 
-_known: weakref.WeakKeyDictionary[Any, dict[Any, _Callee]] = weakref.WeakKeyDictionary()
-"""By what has them, for two objects' methods do different work, and by the function."""
+_callees: weakref.WeakKeyDictionary[Any, dict[Any, _Callee]] = weakref.WeakKeyDictionary()
+"""Stand-ins by owner and by function. Methods of two objects do different work, so each object has its own."""
 
 
-def _callee(what: Any) -> _Callee:
-    """Return the same for the same function, method or graph."""
-    owner = getattr(what, "__self__", what)  # of a method, or the module of a function in C
-    inside = getattr(what, "__func__", None) or getattr(what, "__name__", None)
-    with contextlib.suppress(TypeError):  # some can be neither referred to nor hashed
-        found = _known.setdefault(owner, {})
-        return found.get(inside) or found.setdefault(inside, _Callee(what))
-    return _Callee(what)
+def _callee(target: Any) -> _Callee:
+    """Return the stand-in of a function, method or graph; the same object on each call."""
+    owner = getattr(target, "__self__", target)  # the object of a method, or the module of a C function
+    function = getattr(target, "__func__", None) or getattr(target, "__name__", None)
+    with contextlib.suppress(TypeError):  # some objects are not hashable or allow no weak reference
+        found = _callees.setdefault(owner, {})
+        return found.get(function) or found.setdefault(function, _Callee(target))
+    return _Callee(target)
 
 
 class Call(Launch):
@@ -91,52 +91,52 @@ class Call(Launch):
 
     Parameters
     ----------
-    what : callable or graph
+    target : callable or graph
     enqueue : callable, optional
         ``enqueue(stream)`` launches the graph in a stream of the driver.
     args : tuple
-        Of the function, after the stream.
+        Arguments of the function after the stream.
 
     Attributes
     ----------
     arguments : tuple
-        Of the function, after the stream.
+        Arguments of the function after the stream.
     arrays : tuple
-        Those of the arguments that are arrays of a device.
+        The device arrays among the arguments.
     """
 
-    def __init__(self, what: Any, enqueue: Callable[[int], object] | None, args: tuple[Any, ...]) -> None:
-        super().__init__(_callee(what), ())  # type: ignore[arg-type]
-        self._what, self._enqueue, self.arguments = what, enqueue, args
+    def __init__(self, target: Any, enqueue: Callable[[int], object] | None, args: tuple[Any, ...]) -> None:
+        super().__init__(_callee(target), ())  # type: ignore[arg-type]
+        self._target, self._enqueue, self.arguments = target, enqueue, args
         self.arrays = tuple(value for value in args if _is_array(value))
 
     def __call__(self, *_: Any, **options: Any) -> None:
-        """Run it on the CPU."""
-        self._what(None, *self.arguments)
+        """Run the function on the CPU."""
+        self._target(None, *self.arguments)
 
     def check(self, args: Any) -> None:
-        """Its arguments are its own affair."""
+        """Accept all arguments: the function checks them itself."""
 
     def cut(self, args: Any, device: str | None = None) -> Any:
-        """Return it in the form of a `BlockLaunch`; raise ArgumentError for a graph on a CPU."""
+        """Return the call with the interface of a `BlockLaunch`. Raise ArgumentError for a graph on a CPU."""
         if device != "cuda" and self._enqueue is not None:
             raise errors.ArgumentError("a CUDA graph needs a GPU: make a scheduler of device 'cuda'", name="device")
         return Enqueued(self, device or "cuda")
 
     def configuration(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return blocks and threads that fill any device: nothing is known of it."""
-        return (_ROOM,), (_THREADS,)
+        """Return blocks and threads that fill any device, because the demand of a call is unknown."""
+        return (_GRID_BLOCKS,), (_THREADS,)
 
     def enqueue(self, stream: int) -> None:
-        """Enqueue it in a stream of the driver."""
+        """Enqueue the work in a stream of the driver."""
         if self._enqueue is not None:
             self._enqueue(stream)
         else:
-            self._what(stream, *self.arguments)
+            self._target(stream, *self.arguments)
 
 
 class Enqueued:
-    """A `Call` as executors see it: a `BlockLaunch` of one block, which workers cannot run."""
+    """The interface of a `BlockLaunch` for a `Call`: one block, which persistent blocks cannot run."""
 
     blocks = threads = 1
     preemptible = False
@@ -152,67 +152,67 @@ class Enqueued:
         self._error: BaseException | None = None
 
     def begin(self) -> None:
-        """Nothing is copied."""
+        """Do nothing: the arguments need no copies."""
 
     def prepare(self) -> None:
-        """Nothing is compiled."""
+        """Do nothing: a call needs no compilation."""
 
     def abort(self) -> None:
-        """Nobody asks the flag."""
+        """Set the interrupt flag. Enqueued work does not read it."""
         self.flag.interrupt()
 
     def end(self) -> None:
-        """Raise what enqueuing raised."""
+        """Raise the error of `start_plain`, if it failed."""
         if self._error is not None:
             raise self._error
 
     def new_control(self) -> Block:
-        """Return the control record that executors want."""
+        """Return a new control record; executors require one per run."""
         control = memory_for(self.device).allocate(8 * CONTROL_WORDS)
         control.write(0, np.array(fresh(), np.int64))
         return control
 
     def forms(self) -> Enqueued:
-        """Return its only form: itself."""
+        """Return this object, the only form of a call."""
         return self
 
     def resources(self, form: str) -> dict[str, int]:
-        """Return what is said of a whole device."""
+        """Return resources of a kernel whose one block occupies the device."""
         return {"registers": 32, "shared": 0, "local": 0, "threads": _THREADS, "resident": 1}
 
     def start_plain(self, stream: Any) -> None:
-        """Enqueue it. What it raises is its task's failure, once what it enqueued before has ended."""
+        """Enqueue the work. An error fails the task after the work that was enqueued before the error has ended."""
         try:
             self.launch.enqueue(int(stream.handle))
-        except BaseException as error:  # of the user, in the scheduler's thread
+        except BaseException as error:  # user code runs in the scheduler's thread
             self._error = error
 
 
 def _is_array(value: Any) -> bool:
-    """Return whether something is an array of a device, that may be asked for its bytes."""
+    """Return True if a value is a device array whose size can be read."""
     try:
         return hasattr(value, "nbytes") and hasattr(value, "dtype") and hasattr(value, "__cuda_array_interface__")
     except Exception:  # PyTorch's tensors with gradients raise
         return False
 
 
-def _graph(what: Any) -> Callable[[int], object] | None:
-    """Return what launches a captured graph of PyTorch, CuPy or the driver; None where it is none."""
-    kinds = {f"{one.__module__.partition('.')[0]}.{one.__name__}" for one in type(what).__mro__}
+def _graph(target: Any) -> Callable[[int], object] | None:
+    """Return a function that launches a captured graph of PyTorch, CuPy or the driver; None for other objects."""
+    class_names = {f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in type(target).__mro__}
     for name, launch in _GRAPHS.items():
-        if name in kinds:
-            return lambda stream: launch(what, stream)
+        if name in class_names:
+            return lambda stream: launch(target, stream)
     return None
 
 
 def _torch_graph(graph: Any, stream: int) -> None:
     cuda = sys.modules["torch"].cuda
     with cuda.stream(cuda.ExternalStream(stream)):
-        graph.replay()  # which counts its random numbers on, too
+        graph.replay()  # replay() also advances the graph's random number generators
 
 
 class _DriverStream:
-    """A stream of the driver, by the protocol that libraries share."""
+    """A stream of the driver with the `__cuda_stream__` protocol."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -223,8 +223,8 @@ class _DriverStream:
 
 def _cupy_graph(graph: Any, stream: int) -> None:
     cuda = sys.modules["cupy"].cuda
-    takes = getattr(cuda.Stream, "from_external", None)  # newer versions warn of ExternalStream
-    graph.launch(stream=cuda.ExternalStream(stream) if takes is None else takes(_DriverStream(stream)))
+    from_external = getattr(cuda.Stream, "from_external", None)  # newer versions deprecate ExternalStream
+    graph.launch(stream=cuda.ExternalStream(stream) if from_external is None else from_external(_DriverStream(stream)))
 
 
 def _raw_graph(graph: Any, stream: int) -> None:
@@ -240,4 +240,4 @@ _GRAPHS: Mapping[str, Callable[[Any, int], None]] = {
     "cuda.CUgraphExec": _raw_graph,
     "cuda.cudaGraphExec_t": _raw_graph,
 }
-"""By the first part of the module, and the class."""
+"""Functions that launch a graph, by top-level module and class name."""

@@ -1,4 +1,4 @@
-"""BlockExecutor: the base of executors of real devices: runs of tasks, their phases, events and the clock."""
+"""`BlockExecutor`: base of the executors of real devices, with runs of tasks, their phases, events and the clock."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..task import Job
 
 
 class Phase(enum.Enum):
-    """Of a run. `cpu_executor` and `cuda_executor` draw which follows which; GONE is the CPU's."""
+    """Phase of a run. `cpu_executor` and `cuda_executor` show the transitions. Only the CPU uses ABANDONED."""
 
     PREPARING = "preparing"
     RUNNING = "running"
     STOPPING = "stopping"
     STOPPED = "stopped"
     ENDING = "ending"
-    GONE = "gone"
+    ABANDONED = "abandoned"
 
 
 class BlockRun:
@@ -30,15 +30,15 @@ class BlockRun:
     job : Job
     phase : Phase
     quota : int
-        Workers at most.
+        Maximum number of workers.
     leave : bool
-        Whether it is to stop as soon as it is prepared.
+        Whether the run must stop as soon as it is prepared.
     error : BaseException or None
         The first failure.
     since : float
-        When its blocks were last let go.
+        Time of the last launch of its blocks.
     seconds : float or None
-        What the kernel took, without copies; None where that was not measured.
+        Runtime of the kernel without copies; None if it was not measured.
     """
 
     phase = Phase.PREPARING
@@ -61,7 +61,7 @@ class BlockExecutor(Executor, Generic[R]):
     Parameters
     ----------
     capacity : Capacity
-        Of the device.
+        Capacity of the device.
     """
 
     def __init__(self, capacity: Capacity) -> None:
@@ -73,11 +73,11 @@ class BlockExecutor(Executor, Generic[R]):
 
     @property
     def capacity(self) -> Capacity:
-        """What the device has. Of a CPU, processors are cores and blocks are threads."""
+        """Capacity of the device. On a CPU, processors are cores and blocks are threads."""
         return self._capacity
 
     def now(self) -> float:
-        """Return seconds since the executor was made."""
+        """Return the seconds since the executor was created."""
         return self._time()
 
     def _time(self) -> float:
@@ -88,11 +88,11 @@ class BlockExecutor(Executor, Generic[R]):
             raise errors.ClosedError("the executor is closed: make another one")
 
     def _may_launch_again(self, run: R) -> bool:
-        """Return whether a run has stopped, and `poll` has said so."""
+        """Return True if a run has stopped and `poll` has returned its event."""
         return run.phase is Phase.STOPPED and all(event.job is not run.job for event in self._events)
 
     def _running(self, job: Job) -> R:
-        """Return the run of a job. A run that has stopped or ended, but was not polled yet, counts."""
+        """Return the run of a job. A stopped or ended run is included until `poll` returns its event."""
         run = self._runs.get(job)
         if run is None or self._may_launch_again(run):
             raise errors.SchedulerError(f"task {job.task.name!r} does not run: launch it first", task=job.task.name)
