@@ -498,6 +498,20 @@ def test_a_tenant_over_its_quota_replaces_no_task_of_one_within_its_quota() -> N
     assert started(core)["second"] == pytest.approx(2.0) and all(job.preemptions == 0 for job in core.jobs)
 
 
+def test_a_preemption_that_waits_for_a_quota_happens_when_the_tenant_is_within_it() -> None:
+    tenants = {"burst": {"share": 0.1, "window": 0.1}, "sure": {}}
+    core = Core(ScriptedExecutor(), "lanes", limit=1, tenants=tenants)
+    core.submit(Request("r", [task("first", 1.0, tenant="burst")]))
+    core.submit(Request("r", [task("sure", 100.0, tenant="sure")], 1.0))
+    second = core.submit(Request("r", [task("second", 1.0, tenant="burst", priority=5)], 1.5))[0]
+    core.step()
+    for core.executor._now in (1.0, 1.5):
+        core.step()
+    assert second in core.waiting  # and not queued behind the other one
+    finish(core)
+    assert started(core)["second"] == pytest.approx(10.9)
+
+
 def test_one_that_comes_late_does_not_catch_up() -> None:
     tenants = Tenants(Capacity(processors=1), {"old": 1.0, "new": 1.0})
     made = task(tenant="old")

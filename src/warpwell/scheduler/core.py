@@ -509,7 +509,8 @@ class Core:
                 if isinstance(decision, Launch):
                     again |= self._launch(decision, now)
                 elif isinstance(decision, Preempt):
-                    self._preempt(decision, now)
+                    if not self._preempt(decision, now):
+                        break  # later decisions rely on it
                 elif isinstance(decision, Resize):
                     self._resize(decision, now)
                 else:
@@ -640,7 +641,8 @@ class Core:
             self._launches += 1
         return True
 
-    def _preempt(self, decision: Preempt, now: float) -> None:
+    def _preempt(self, decision: Preempt, now: float) -> bool:
+        """Preempt a job; return False if this must wait until the tenant of the arriving task is within its quota."""
         job = decision.job
         if job.state is not RUNNING:
             raise self._wrong(f"preempted {job.task.name!r}, which is {job.state.value}")
@@ -648,12 +650,15 @@ class Core:
             raise self._wrong(f"preempted {job.task.name!r}, which was launched plain")
         newcomer = decision.newcomer
         if newcomer is not None and self.tenants.must_yield(newcomer.task.tenant, job.task.tenant):
-            self._hold(Hold(newcomer, {**decision.why, "rule": "over quota"}), now)
-            return
+            within = self.tenants.wake(now)
+            again = None if within is None else within - now
+            self._hold(Hold(newcomer, {**decision.why, "rule": "over quota"}, again), now)
+            return False
         for following in [*self._trains.get(job, ())][::-1]:
             if following.state is RUNNING:  # it must not begin in its place
                 self._leave(following, now, "drain", {**decision.why, "ahead": True})
         self._leave(job, now, decision.mode, {**decision.why, "for": None if newcomer is None else newcomer.number})
+        return True
 
     def _leave(self, job: Job, now: float, mode: str, why: dict[str, Any]) -> None:
         train = self._trains.get(job, ()) if job.train is None else job.train
