@@ -288,7 +288,7 @@ class Simulator(Executor):
         shape = shape_of(profile, task.blocks, self._capacity)
         run = Simulated(job, shape, float(job.done) if position is None else position, placement)
         if position is not None:
-            self._transfer(run, shape.wanted(run.allowed, run.base, position))
+            self._transfer(run, shape.demand(run.allowed, run.base, position))
         self._runs[job] = run
         self._changed = True
 

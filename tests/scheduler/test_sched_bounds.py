@@ -86,7 +86,7 @@ def tables(root: object) -> dict[str, int]:
 def test_what_is_remembered_of_kernels_is_bounded(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for module in (rates, residency, live):
         monkeypatch.setattr(module, "REMEMBERED", 64)
-    monkeypatch.setattr(tenants, "IDLE", 64)
+    monkeypatch.setattr(tenants, "MAX_IDLE_TENANTS", 64)
     capacity = Capacity()
     table = Matrix([Pair("k", "k", (0.5, 0.5))], ClassTable(capacity))
     core = Core(Simulator(table, capacity, mode="drain"), name, keep=False, log=Log(kinds=()), rates=table)
@@ -104,7 +104,7 @@ def test_tenants_that_want_something_are_not_forgotten() -> None:
     accounts.wants(waiting)
     for number in range(10_000):
         accounts.account(f"t{number}")
-    assert len(accounts) <= tenants.IDLE
+    assert len(accounts) <= tenants.MAX_IDLE_TENANTS
     assert accounts["holds"] is held and accounts["waits"] is waiting
     named = Tenants(Capacity(), {f"t{k}": 1 for k in range(2000)})
     assert len(named) == 2000, "tenants of the settings stay"
@@ -112,7 +112,7 @@ def test_tenants_that_want_something_are_not_forgotten() -> None:
 
 def test_a_request_of_more_tenants_than_are_remembered() -> None:
     core = Core(Simulator(ClassTable(), Capacity()), "lanes", keep=False, log=Log())
-    count = tenants.IDLE + 10
+    count = tenants.MAX_IDLE_TENANTS + 10
     core.submit(Request("r", [Task("k", 1, Profile(Kind.MEMORY, 1e-3), tenant=f"t{k}") for k in range(count)]))
     while core.busy:
         core.executor.wait(core.step())

@@ -516,10 +516,10 @@ def test_one_that_comes_late_does_not_catch_up() -> None:
     tenants = Tenants(Capacity(processors=1), {"old": 1.0, "new": 1.0})
     made = task(tenant="old")
     job = Job(made, Request("r", [made]), 0.0)
-    tenants.wants(tenants["old"])
+    tenants.add_waiting(tenants["old"])
     tenants.charge([job], 100.0)
     assert tenants["old"].clock == 100.0
-    tenants.wants(tenants["new"])
+    tenants.add_waiting(tenants["new"])
     assert tenants["new"].clock == 100.0
 
 

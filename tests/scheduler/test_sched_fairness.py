@@ -150,7 +150,7 @@ def test_what_stays_on_the_device_counts_and_stands_in_nobodys_way() -> None:
         small = job(number, 100, "a")
         assert admission.allowed(small)
         admission.admit(small)
-        admission.gone(small)
+        admission.release_job(small)
     assert not admission.allowed(job(9, 500, "a")) and admission.allowed(job(9, 400, "a", there=400))
     admission.release("b", 9000)
     assert admission.allowed(large) and admission.free == 9400 and tenants["b"].held == tenants["b"].reserved == 0

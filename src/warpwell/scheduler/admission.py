@@ -1,4 +1,4 @@
-"""Admission: which tasks may have memory of the device, as far as it is free and their tenants' quotas go."""
+"""`Admission`: grants device memory to tasks, within free memory and the quotas of their tenants."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from .tenants import Account, Tenants
 
 
 class Admission:
-    """Memory of a device, by tasks that hold it from their first launch to their end, and by arrays that stay there.
+    """Memory of a device: tasks hold it from their first launch to their end, and resident arrays until they are freed.
 
     Parameters
     ----------
     memory : int
-        Bytes of the device.
+        Device memory in bytes.
     tenants : Tenants
     patience : int
-        How many tasks may be admitted past one that does not fit, before memory is kept free for it.
+        Number of tasks that may be admitted before an older task that does not fit. Then memory is reserved for it.
 
     Attributes
     ----------
     free : int
-        Bytes.
+        Free memory in bytes.
     barred : frozenset of str
-        Tenants that may launch nothing now, for their quota of time.
+        Tenants over their quota of SM-seconds. Their tasks may not be launched now.
     counts : bool
-        Whether any task ever needed memory.
+        Whether any task has needed memory.
     """
 
     def __init__(self, memory: int, tenants: Tenants, patience: int) -> None:
@@ -37,87 +37,87 @@ class Admission:
         self.counts = False
         self._reserved = 0
         self._admitted: set[Job] = set()
-        self._crowded: dict[Job, int] = {}
+        self._overtaken: dict[Job, int] = {}
 
     def allowed(self, job: Job) -> bool:
-        """Whether a job may be launched now: its tenant is within its quota, and its memory is there."""
+        """Return True if a job may be launched now: its tenant is within its quotas, and its memory is free."""
         task = job.task
         if self.barred and task.tenant in self.barred:
             return False
         if not task.memory or job in self._admitted:
             return True
         account = self._tenants[task.tenant]
-        most = account.memory
-        if job.needs > self.free or (most is not None and account.held + task.memory > most):
-            self._crowded.setdefault(job, 0)
+        quota = account.memory
+        if job.needs > self.free or (quota is not None and account.held + task.memory > quota):
+            self._overtaken.setdefault(job, 0)
             return False
-        # A job that too many others were admitted past gets the next memory: no new job is admitted before it.
-        for other, passed in self._crowded.items():
-            if passed >= self._patience and other is not job and self._stands_in_the_way(job, other):
+        # A job that was overtaken `patience` times gets the next memory: no job is admitted before it.
+        for older, overtaken in self._overtaken.items():
+            if overtaken >= self._patience and older is not job and self._takes_memory_of(job, older):
                 return False
         return True
 
-    def _stands_in_the_way(self, job: Job, other: Job) -> bool:
-        """Whether admitting a job takes memory that an older one needs: of its tenant's quota, or of the device."""
-        if (other.arrival, other.number) > (job.arrival, job.number):
+    def _takes_memory_of(self, job: Job, older: Job) -> bool:
+        """Return True if `job` takes memory that an older job needs, of the quota of its tenant or of the device."""
+        if (older.arrival, older.number) > (job.arrival, job.number):
             return False
-        account = self._tenants[other.task.tenant]
-        if other.needs > self._memory - self._reserved:
-            return False  # the end of no task makes room for it
+        account = self._tenants[older.task.tenant]
+        if older.needs > self._memory - self._reserved:
+            return False  # it does not fit even if all tasks end
         if account.memory is not None:
-            if other.task.memory > account.memory - account.reserved:
+            if older.task.memory > account.memory - account.reserved:
                 return False
-            if account.held + other.task.memory > account.memory:
-                return job.task.tenant == other.task.tenant
+            if account.held + older.task.memory > account.memory:
+                return job.task.tenant == older.task.tenant
         return True
 
     def admit(self, job: Job) -> None:
-        """Give a job its memory, unless it has it."""
+        """Allocate the memory of a job, unless it was admitted before."""
         if job in self._admitted:
             return
         self._admitted.add(job)
-        self._take(job, 1)
-        self._crowded.pop(job, None)
-        for other in self._crowded:
-            if self._stands_in_the_way(job, other):
-                self._crowded[other] += 1
+        self._charge(job, 1)
+        self._overtaken.pop(job, None)
+        for older in self._overtaken:
+            if self._takes_memory_of(job, older):
+                self._overtaken[older] += 1
 
     def pass_over(self, job: Job) -> None:
         """Keep no memory free for a job that was not allowed, because it waits for data, too."""
-        self._crowded.pop(job, None)
+        self._overtaken.pop(job, None)
 
-    def gone(self, job: Job) -> None:
-        """Take back the memory of a job that has ended, if it had it."""
+    def release_job(self, job: Job) -> None:
+        """Free the memory of a job that has ended, if it was admitted."""
         if job in self._admitted:
             self._admitted.discard(job)
-            self._take(job, -1)
-        self._crowded.pop(job, None)
+            self._charge(job, -1)
+        self._overtaken.pop(job, None)
 
-    def _take(self, job: Job, sign: int) -> None:
+    def _charge(self, job: Job, sign: int) -> None:
         self.free -= sign * job.needs
         self._tenants[job.task.tenant].held += sign * job.task.memory
 
     def reserve(self, tenant: str, nbytes: int) -> None:
-        """Count memory for a tenant that no task holds: an array that stays on the device. `release` gives it back.
+        """Count the memory of a resident array, which no task holds, for a tenant. `release` undoes it.
 
         Raises
         ------
         TaskMemoryError
-            It is not free, or over the tenant's quota. Nothing is counted.
+            The memory is not free, or exceeds the quota of the tenant. Nothing is counted.
         QuotaError
-            There are settings of tenants, and none names this one.
+            Tenants have settings, but this tenant has no setting.
         """
         account = self._tenants.account(tenant)
         left = self.free if account.memory is None else min(self.free, account.memory - account.held)
         if nbytes > left:
             raise errors.TaskMemoryError(
                 f"tenant {tenant!r} may have {max(0, left)} more bytes on the device now, and the array has {nbytes}: "
-                "free other arrays, wait for tasks, or put less there"
+                "free older arrays, wait for tasks, or put less there"
             )
         self._reserve(account, nbytes)
 
     def release(self, tenant: str, nbytes: int) -> None:
-        """Give back memory that `reserve` counted."""
+        """Subtract memory that `reserve` counted."""
         self._reserve(self._tenants.account(tenant), -nbytes)
 
     def _reserve(self, account: Account, nbytes: int) -> None:

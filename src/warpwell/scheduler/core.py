@@ -325,14 +325,14 @@ class Core:
         """Add a job to the queue; with `behind`, it still waits for the data of jobs in a train."""
         task = job.task
         if job.state is PREEMPTED:  # it was withdrawn from a train
-            self.tenants.wants(self.tenants.account(task.tenant))
+            self.tenants.add_waiting(self.tenants.account(task.tenant))
             self._queue.add(job)
             return
         if task.known is not None:
             task.profile = task.known.profile  # it may have been measured since the submission
         self.executor.prepare(job)
         job.since = job.arrival
-        self.tenants.wants(self.tenants.account(task.tenant))
+        self.tenants.add_waiting(self.tenants.account(task.tenant))
         self._queue.add(job)
         submitted = task.priority  # the tenant's ceiling may lower it
         why: dict[str, Any] = {} if job.priority == submitted else {"submitted": submitted, "priority": job.priority}
@@ -368,7 +368,7 @@ class Core:
             if self._order.is_waiting(job):  # it left a train before the jobs whose data it uses ended
                 self._due.add(job)
             else:
-                self.tenants.wants(account)
+                self.tenants.add_waiting(account)
                 self._queue.add(job)
         elif event.error is not None:
             self._finish(job, time, State.FAILED, event.error, {"error": repr(event.error)})
@@ -457,7 +457,7 @@ class Core:
             job.done = job.task.blocks
         job.placement, job.error = None, error
         if job.task.memory:
-            self.admission.gone(job)
+            self.admission.release_job(job)
         self._cancelling.discard(job)
         if state is CANCELLED:
             self.executor.discard(job)

@@ -1,4 +1,4 @@
-"""The source's decision rule: the cost of a preemption, and when it pays."""
+"""The decision rule of the patent: the cost of a preemption, and whether to preempt."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ from .task import Kind
 
 @dataclass(frozen=True)
 class SourceModel:
-    """Constants of the source's cost formula. The defaults are the source's own; fitted ones replace them.
+    """Constants of the cost formula of the patent (the source). The defaults are its own; fitted values replace them.
 
-    ``preempt_cycle = (slope * miss_rate + base) * (reg + smem) * tb``, a linear fit over bytes saved, whose slope is
-    linear in the cache misses of the kernel that stays.
+    ``preempt_cycle = (slope * miss_rate + base) * (reg + smem) * tb``, a linear fit over saved bytes with a
+    slope that is linear in the cache misses of the remaining kernel.
 
     Attributes
     ----------
     slope : float
-        0.09526 cycles a byte for a miss rate of 1.
+        Cycles per byte for a miss rate of 1: 0.09526.
     base : float
-        0.01633 cycles a byte without misses.
+        Cycles per byte without misses: 0.01633.
     memory_decay : float
-        What a memory-intensive kernel that stays keeps of its rate during a preemption: 0.90, the middle of the
-        source's 0.83 to 0.97.
+        Fraction of its rate that a remaining memory-intensive kernel keeps during a preemption: 0.90, the middle of the
+        range 0.83 to 0.97 in the source.
     compute_decay : float
-        The same of a compute-intensive kernel: 1.
+        The same fraction for a compute-intensive kernel: 1.
     r2 : float or None
-        How well the formula fits what the constants were fitted to (coefficient of determination); None for the
-        source's constants: it states none.
+        Coefficient of determination of the fit; None for the constants of the source, which states no value.
     origin : str
-        Where the constants come from.
+        Origin of the constants.
     """
 
     slope: float = 0.09526
@@ -56,21 +55,21 @@ class SourceModel:
                 raise errors.ArgumentError(f"{name} is {value}: it is a ratio, 0 to 1", name=name)
 
     def preempt_cycles(self, miss_rate: float, registers: float, shared: float, blocks: float) -> float:
-        """Return the cycles that saving the blocks of a kernel takes.
+        """Return the cycles for saving the resident blocks of a kernel.
 
         Parameters
         ----------
         miss_rate : float
-            Misses of the second-level cache of the kernel that stays, 0 to 1.
+            L2 miss rate of the remaining kernel, 0 to 1.
         registers, shared : float
-            Bytes a block of the kernel that goes.
+            Bytes per block of the preempted kernel.
         blocks : float
-            Its blocks that are resident.
+            Resident blocks of the preempted kernel.
         """
         return (self.slope * miss_rate + self.base) * (registers + shared) * blocks
 
     def decay(self, kind: Kind | None) -> float:
-        """Return the fraction of its rate that a kernel that stays keeps. Unknown kinds count as memory-intensive."""
+        """Return the fraction of its rate that a remaining kernel keeps. An unknown kind counts as memory-intensive."""
         return self.compute_decay if kind is Kind.COMPUTE else self.memory_decay
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -79,14 +78,14 @@ class SourceModel:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SourceModel:
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises
         ------
         MissingFileError
-            There is no such file.
+            The file does not exist.
         FormatError
-            It is not a JSON object with these names and numbers.
+            The file is not a JSON object with these names and numbers.
         """
         values = read_json(path, "a cost model")
         names = [f.name for f in fields(cls)]
@@ -102,47 +101,47 @@ class SourceModel:
 
 
 SOURCE = SourceModel()
-"""The source's own constants."""
+"""The constants that the source states."""
 
 
-def together(rests: list[float], rates: list[float]) -> float:
-    """Return T: how long kernels would still run together, until the first of them ends.
+def together(remaining: list[float], rates: list[float]) -> float:
+    """Return T: the time until the first of several concurrent kernels ends.
 
     Parameters
     ----------
-    rests : list of float
-        Time that each would still take alone.
+    remaining : list of float
+        Remaining solo time of each kernel.
     rates : list of float
-        Normalized IPC of each. ``rest_inst / ipc = rest / rate``; a kernel at rate 0 never ends.
+        Normalized IPC of each kernel: it ends after ``remaining / rate``, and never at rate 0.
     """
-    least = math.inf if rests else 0.0
-    for rest, rate in zip(rests, rates, strict=True):
-        if rate > 0 and rest / rate < least:
-            least = rest / rate
-    return least
+    minimum = math.inf if remaining else 0.0
+    for solo, rate in zip(remaining, rates, strict=True):
+        if rate > 0 and solo / rate < minimum:
+            minimum = solo / rate
+    return minimum
 
 
 def gain(s0: float, n: float, s1: float, t: float, c: float, d: float) -> float:
-    """Return ``d * n * C + S1 * (T - C) - S0 * T``: what a preemption adds to the sum of normalized IPC over time.
+    """Return ``d * n * C + S1 * (T - C) - S0 * T``: the gain of a preemption in normalized IPC, summed over time.
 
     Parameters
     ----------
     s0, s1 : float
         Sums of normalized IPC before and after.
     n : float
-        Normalized IPC of the kernel that stays.
+        Normalized IPC of the remaining kernel.
     t : float
-        Time that the running kernels would still have run together.
+        Time until the first running kernel would end without the preemption.
     c : float
-        Time that the preemption takes, in the unit of `t`.
+        Duration of the preemption, in the unit of `t`.
     d : float
-        Decay rate of the kernel that stays.
+        Decay rate of the remaining kernel.
     """
     return d * n * c + s1 * (t - c) - s0 * t
 
 
 def worth(s0: float, n: float, s1: float, t: float, c: float, d: float) -> bool:
-    """Return whether to preempt: iff ``C < T and d * n * C + S1 * (T - C) > S0 * T``. Parameters as in `gain`."""
+    """Return True if a preemption pays: ``C < T and d * n * C + S1 * (T - C) > S0 * T``. Parameters as in `gain`."""
     if math.isinf(t):
         return s1 > s0 and math.isfinite(c)
     return c < t and d * n * c + s1 * (t - c) > s0 * t

@@ -1,4 +1,4 @@
-"""Residency: which part of its blocks each kernel gets on the device, in the order in which they were launched."""
+"""Residency: the fraction of its blocks that each kernel has on the device, in launch order."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .executor import Capacity
 from .task import Job, Profile
 
 REMEMBERED = 1 << 13
-"""Kernels whose figures are kept, at most: each is asked for many times in a simulation."""
+"""Maximum number of kernels with cached results, which a simulation reads many times."""
 
 MIN_ROOM = 0.1
-"""Part of the blocks of a kernel that must find room for the kernel to count as running. Chosen, not fitted."""
+"""Minimum fraction of the blocks of a kernel that must fit for the kernel to count as running. Chosen, not fitted."""
 
 _SLACK = 1e-9
 
@@ -25,7 +25,7 @@ class ResidentKernel(NamedTuple):
     name : str
     profile : Profile
     share : float
-        Blocks that it may have resident, as a part of those it has when it runs alone: 0 to 1.
+        Blocks that may be resident, as a fraction of the resident blocks when the kernel runs alone: 0 to 1.
     """
 
     name: str
@@ -34,17 +34,17 @@ class ResidentKernel(NamedTuple):
 
 
 class Shape:
-    """How much of a device the blocks of a kernel take.
+    """The demand of the blocks of a kernel on a device.
 
     Attributes
     ----------
     profile : Profile
     footprint : tuple of float
-        The parts of the device's registers, shared memory, threads and block slots that one block holds.
+        Fractions of the registers, shared memory, threads and block slots of the device that one block holds.
     load : float
-        The largest of them.
+        Maximum of `footprint`.
     alone : int
-        Blocks that are resident when it has the whole device: at least 1.
+        Resident blocks when the kernel runs alone: at least 1.
     """
 
     __slots__ = ("alone", "blocks", "footprint", "load", "profile")
@@ -63,14 +63,14 @@ class Shape:
         self.alone = max(1, min(profile.resident, blocks, int(1 / self.load + 1e-6)))
 
     def allowed(self, workers: int | None) -> int:
-        """Return how many blocks a quota lets be resident."""
+        """Return the number of blocks that may be resident with a quota."""
         return self.alone if workers is None or workers > self.alone else workers
 
-    def wanted(self, allowed: int, base: int, position: float) -> int:
-        """Return how many blocks it would have resident: in its last wave, the rest of its blocks.
+    def demand(self, allowed: int, base: int, position: float) -> int:
+        """Return the number of blocks that the kernel could have resident: in its last wave, its remaining blocks.
 
-        `allowed` is its quota, which is the size of its waves; they began at block `base`, and `position` blocks are
-        done.
+        `allowed` is its quota, which is the size of a wave. The first wave began at block `base`, and `position`
+        blocks have ended.
         """
         last = base + (self.blocks - base - 1) // allowed * allowed
         return self.blocks - last if position >= last else allowed
@@ -82,20 +82,20 @@ _SHAPES: dict[tuple[int, int, int], tuple[Shape, Profile, Capacity]] = {}
 def shape_of(profile: Profile, blocks: int, capacity: Capacity) -> Shape:
     """Return the shape of a kernel.
 
-    It is asked for again and again, so it is kept by the identity of profile and capacity. These are kept with it: no
-    other object can have their identity meanwhile.
+    Results are cached by the identity of profile and capacity. The cache also holds both objects, so that no other
+    object can have the same identity.
     """
     key = id(profile), blocks, id(capacity)
     found = _SHAPES.get(key)
     if found is None:
         if len(_SHAPES) >= REMEMBERED:
-            _SHAPES.clear()  # all can be computed again
+            _SHAPES.clear()  # each can be computed again
         found = _SHAPES[key] = Shape(profile, blocks, capacity), profile, capacity
     return found[0]
 
 
 def with_room(running: Sequence[Job], capacity: Capacity) -> list[Job]:
-    """Return the jobs that have blocks on the device, of those that run, in the order of residency."""
+    """Return the running jobs that have blocks on the device, in the order of residency."""
     found: list[Job] = []
     left = 1.0
     for job in running:
@@ -108,10 +108,10 @@ def with_room(running: Sequence[Job], capacity: Capacity) -> list[Job]:
     return found
 
 
-def fit(wanted: Sequence[int], shapes: Sequence[Shape]) -> list[int]:
-    """Return how many blocks of each kernel find room, of those that each would have resident, in the order of launch.
+def fit(demands: Sequence[int], shapes: Sequence[Shape]) -> list[int]:
+    """Return the number of blocks of each kernel that fit on the device, given its demand, in launch order.
 
-    The older take their room first, the rest waits, as in hardware.
+    Blocks of older kernels are placed first and the remaining blocks wait, as in hardware.
     """
     found: list[int] = []
     first = shapes[0].footprint
@@ -119,18 +119,18 @@ def fit(wanted: Sequence[int], shapes: Sequence[Shape]) -> list[int]:
         if shape.footprint != first:
             break
     else:
-        # Blocks of one size, as often in traces: one resource tells.
-        one, left = shapes[0].load, 1.0 + _SLACK
-        for count in wanted:
-            if one * count > left:
-                count = max(0, int(left / one + 1e-6))
-            left -= one * count
+        # All blocks have the same footprint, as often in traces: the scarcest resource decides.
+        load, left = shapes[0].load, 1.0 + _SLACK
+        for count in demands:
+            if load * count > left:
+                count = max(0, int(left / load + 1e-6))
+            left -= load * count
             found.append(count)
         return found
     a = b = c = d = 1.0
-    for count, shape in zip(wanted, shapes, strict=True):
+    for count, shape in zip(demands, shapes, strict=True):
         w, x, y, z = shape.footprint
-        # Written out, because simulations spend their time here.
+        # Unrolled, because simulations spend their time here.
         if w * count > a + _SLACK:
             count = int(a / w + 1e-6)
         if x * count > b + _SLACK:
@@ -145,6 +145,6 @@ def fit(wanted: Sequence[int], shapes: Sequence[Shape]) -> list[int]:
     return found
 
 
-def share_of(found: int, wanted: int, allowed: int, alone: int) -> float:
-    """Return `ResidentKernel.share`: a kernel whose last blocks run is not slower for having no more of them."""
-    return allowed / alone if found >= wanted else allowed / alone * found / wanted
+def share_of(resident: int, demand: int, allowed: int, alone: int) -> float:
+    """Return `ResidentKernel.share`. A kernel in its last wave is not slower for having fewer blocks than `allowed`."""
+    return allowed / alone if resident >= demand else allowed / alone * resident / demand

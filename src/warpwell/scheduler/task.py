@@ -13,8 +13,8 @@ from .. import errors
 from .._check import LONGEST, checked_integer, checked_nbytes, checked_number, shown
 from .data_order import Access
 
-MOST = 2**63 - 1
-"""The largest whole number: policies, logs and services reckon with 64 bits."""
+INT64_MAX = 2**63 - 1
+"""Largest integer of a task: policies, logs and services use signed 64-bit integers."""
 
 _AMOUNTS = {"seconds": 1e15, "instructions": 1e30, "miss_rate": 1.0, "bandwidth": 1.0, "compute": 1.0, "need": 1.0}
 _NUMBERS = (float, int)
@@ -91,13 +91,13 @@ class Profile:
             and type(self.need) in _NUMBERS
             and 0 <= self.need <= 1
             and type(self.registers) is int
-            and 0 <= self.registers <= MOST
+            and 0 <= self.registers <= INT64_MAX
             and type(self.shared) is int
-            and 0 <= self.shared <= MOST
+            and 0 <= self.shared <= INT64_MAX
             and type(self.threads) is int
-            and 0 <= self.threads <= MOST
+            and 0 <= self.threads <= INT64_MAX
             and type(self.resident) is int
-            and 0 <= self.resident <= MOST
+            and 0 <= self.resident <= INT64_MAX
         ):
             self._convert()
 
@@ -113,8 +113,10 @@ class Profile:
                 object.__setattr__(self, name, checked_number(value, name, maximum=most, of="a profile"))
         for name in _COUNTS:
             value = getattr(self, name)
-            if type(value) is not int or not 0 <= value <= MOST:
-                object.__setattr__(self, name, checked_integer(value, name, minimum=0, maximum=MOST, of="a profile"))
+            if type(value) is not int or not 0 <= value <= INT64_MAX:
+                object.__setattr__(
+                    self, name, checked_integer(value, name, minimum=0, maximum=INT64_MAX, of="a profile")
+                )
 
 
 @dataclass(eq=False)
@@ -182,13 +184,13 @@ class Task:
         if type(self.name) is not str or type(self.tenant) is not str:
             _require_text(self.name, "name")
             _require_text(self.tenant, "tenant")
-        if type(self.blocks) is not int or not 1 <= self.blocks <= MOST:
-            self.blocks = checked_integer(self.blocks, "blocks", maximum=MOST, of=f"task {self.name!r}")
-        if type(self.memory) is not int or not 0 <= self.memory <= MOST:
-            self.memory = checked_nbytes(self.memory, "memory", minimum=0, maximum=MOST, of=f"task {self.name!r}")
-        if type(self.priority) is not int or not -MOST <= self.priority <= MOST:
+        if type(self.blocks) is not int or not 1 <= self.blocks <= INT64_MAX:
+            self.blocks = checked_integer(self.blocks, "blocks", maximum=INT64_MAX, of=f"task {self.name!r}")
+        if type(self.memory) is not int or not 0 <= self.memory <= INT64_MAX:
+            self.memory = checked_nbytes(self.memory, "memory", minimum=0, maximum=INT64_MAX, of=f"task {self.name!r}")
+        if type(self.priority) is not int or not -INT64_MAX <= self.priority <= INT64_MAX:
             self.priority = checked_integer(
-                self.priority, "priority", minimum=-MOST - 1, maximum=MOST, of=f"task {self.name!r}"
+                self.priority, "priority", minimum=-INT64_MAX - 1, maximum=INT64_MAX, of=f"task {self.name!r}"
             )
         if self.deadline is not None:
             self.deadline = checked_number(self.deadline, "deadline", maximum=LONGEST, of=f"task {self.name!r}")

@@ -1,4 +1,4 @@
-"""Tenants: the share of a device that each may use, and its use so far."""
+"""`Tenants`: quotas of tenants on a device, and their use so far."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .. import errors
 from .._check import checked_integer, checked_nbytes
 from .executor import Capacity
 from .residency import with_room
-from .task import MOST, Job, Task
+from .task import INT64_MAX, Job, Task
 
-IDLE = 1024
-"""Tenants without settings that are remembered while they want nothing."""
+MAX_IDLE_TENANTS = 1024
+"""Maximum number of accounts of idle tenants without settings. Chosen, not fitted."""
 
-_TAKEN = "give a dictionary by name, of weights or of dictionaries as {'share': 0.5}, or a list of Tenant"
+_EXPECTED = "give a dictionary by name, of weights or of dictionaries as {'share': 0.5}, or a list of Tenant"
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class Tenant:
     ----------
     name : str
     weight : float
-        Policies that weigh tenants give twice the weight twice the SM-seconds while both want them.
+        Weighted policies give a tenant of twice the weight twice the SM-seconds while both have tasks.
     share : float or None
         Quota of SM-seconds as a fraction of the device, 0 to 1: in any `window` seconds, ``share * processors *
-        window``. None: no quota. A task that runs is not stopped for it; what it took too much is paid back by
+        window``. None: no quota. A running task is not stopped at the quota: its tenant repays the excess by
         waiting.
     memory : float, str or None
-        Quota of memory for its tasks, including preempted ones: bytes, "8GiB", or up to 1 a fraction of the device's.
-        None: no quota.
+        Quota of memory for its tasks, including preempted ones: bytes, "8GiB", or a fraction of device memory up to
+        1. None: no quota.
     burst : bool
         Whether it may exceed `share` while no tenant within its quota waits. Over its quota, its tasks preempt no task
         of a tenant within its quota.
@@ -69,25 +69,27 @@ class Tenant:
             "share": (lambda n: 0 < n <= 1, "a number, more than 0 and at most 1: a part of the SM-seconds"),
             "memory": (lambda n: 0 <= n < math.inf, "a number of bytes, 0 or more"),
         }
-        for field, (fits, wanted) in checks.items():
+        for field, (fits, expected) in checks.items():
             value, quota = getattr(self, field), field in ("share", "memory")
             if value is None and quota:
                 continue
             if isinstance(value, bool) or not isinstance(value, Real) or not fits(value):
                 raise (errors.QuotaError if quota else errors.ArgumentError)(
-                    f"{field} of tenant {self.name!r} is {value!r:.40}: give {wanted}", name=field
+                    f"{field} of tenant {self.name!r} is {value!r:.40}: give {expected}", name=field
                 )
-        for name, least in (("priority", -MOST), ("ceiling", 0)):
-            value = checked_integer(getattr(self, name), name, minimum=least, maximum=MOST, of=f"tenant {self.name!r}")
+        for name, minimum in (("priority", -INT64_MAX), ("ceiling", 0)):
+            value = checked_integer(
+                getattr(self, name), name, minimum=minimum, maximum=INT64_MAX, of=f"tenant {self.name!r}"
+            )
             object.__setattr__(self, name, value)
 
     def settings(self) -> dict[str, Any]:
-        """Return its fields but the name, as plain data."""
+        """Return all fields except the name, as plain data."""
         return {name: value for name, value in asdict(self).items() if name != "name"}
 
 
 class Account:
-    """The use of a tenant, and the memory that it holds.
+    """The use of a device by a tenant, and the memory that its tasks hold.
 
     Attributes
     ----------
@@ -95,18 +97,18 @@ class Account:
     used : float
         SM-seconds so far. Kernels that share multiprocessors share their time equally.
     held : int
-        Bytes of admitted tasks, and those that are reserved.
+        Bytes of admitted tasks, including `reserved`.
     reserved : int
         Bytes of arrays that stay on the device.
     memory : int or None
         Quota of bytes.
     credit : float
-        SM-seconds of quota that it may still take; below 0 it is over its quota. Infinite without one.
+        SM-seconds left of the quota; below 0 if the tenant is over its quota, infinite without a quota.
     waiting, running : int
-        Its tasks that wait, and that are resident.
+        Number of waiting and of resident tasks.
     clock : float
-        SM-seconds by weight, brought up to that of the others when it starts to want something: what weighted policies
-        compare.
+        SM-seconds divided by the weight, which weighted policies compare. An idle tenant that submits a task is raised
+        to the minimum of the busy tenants.
     """
 
     def __init__(self, tenant: Tenant, capacity: Capacity) -> None:
@@ -130,13 +132,13 @@ class Account:
         return self.tenant.name
 
     def priority(self, task: Task) -> int:
-        """Return the priority of one of its tasks, as far as it counts."""
-        most = self.tenant.ceiling
-        return max(-most, min(task.priority, most))
+        """Return the priority of a task, limited to the ceiling of the tenant."""
+        ceiling = self.tenant.ceiling
+        return max(-ceiling, min(task.priority, ceiling))
 
     @property
     def within(self) -> bool:
-        """Whether it is within its quota of SM-seconds."""
+        """Whether the tenant is within its quota of SM-seconds."""
         return self.credit > 0
 
 
@@ -148,12 +150,12 @@ class Tenants(dict[str, Account]):
     capacity : Capacity
     settings : mapping or iterable, optional
         `Tenant` objects; or by name `Tenant` objects, weights, or dictionaries of `Tenant`'s fields. Without settings
-        any tenant is welcome and all are alike; with them, only those named.
+        any tenant may submit and all are equal; with settings, only the named tenants may submit.
 
     Raises
     ------
     QuotaError
-        Quotas are over 100 % together.
+        The sum of the quotas exceeds 100 %.
     ArgumentError
         A setting has an unknown name or an invalid value.
     """
@@ -183,12 +185,12 @@ class Tenants(dict[str, Account]):
         self.limited = any(a.tenant.share is not None for a in accounts)
 
     def account(self, name: str) -> Account:
-        """Return the account that a task of this tenant is charged to.
+        """Return the account of a tenant; create it if tenants have no settings.
 
         Raises
         ------
         QuotaError
-            There are settings, and none names this tenant.
+            Tenants have settings, but this tenant has no setting.
         """
         found = self.get(name)
         if found is None:
@@ -197,21 +199,21 @@ class Tenants(dict[str, Account]):
                     f"tenant {name!r} has no setting: add it to tenants, or submit as one of {', '.join(self)}",
                     name="tenant",
                 )
-            if len(self) >= IDLE:
+            if len(self) >= MAX_IDLE_TENANTS:
                 self._forget()
             found = self[name] = Account(Tenant(name), self._capacity)
         return found
 
     def _forget(self) -> None:
-        """Forget half of those that want nothing, who came first: names that programs choose may be without end."""
+        """Forget the older half of the idle accounts, because the number of names that programs choose is unbounded."""
         idle = [a.name for a in self.values() if not (a.waiting or a.running or a.held)]
         for name in idle[: (len(idle) + 1) // 2]:
             del self[name]
 
-    def wants(self, account: Account, count: int = 1) -> None:
-        """Note that tasks of a tenant begin to wait. A tenant that wanted nothing does not catch up on it.
+    def add_waiting(self, account: Account, count: int = 1) -> None:
+        """Count waiting tasks of a tenant. A tenant does not catch up on time in which it was idle.
 
-        If no tenant wants anything, all begin anew: using an idle device costs nothing.
+        If all tenants are idle, their clocks become equal: use of an idle device is free.
         """
         if not (account.waiting or account.running):
             busy = [a.clock for a in self.values() if a.waiting or a.running]
@@ -222,8 +224,8 @@ class Tenants(dict[str, Account]):
     def charge(self, running: Sequence[Job], now: float) -> None:
         """Charge the tenants of running jobs for the time since the last call.
 
-        The jobs that have room on the device share the charge equally. A job that waits for room behind older ones is
-        not charged. So a claim about a kernel's size can only raise what its own tenant pays.
+        The jobs with blocks on the device share the charge equally. A job whose blocks wait for older jobs is not
+        charged. So a false claim about the size of a kernel can only raise the charge of its own tenant.
         """
         seconds = now - self._time
         if seconds <= 0:
@@ -244,39 +246,40 @@ class Tenants(dict[str, Account]):
         account.clock += used / account.weight
 
     def barred(self, spare: bool = False) -> frozenset[str]:
-        """Return the tenants whose tasks may not be launched now: those over their quota.
+        """Return the tenants over their quota. Their tasks may not be launched now.
 
-        Those with `burst` are among them while others wait, unless it is for what the others leave (`spare`).
+        A tenant with `burst` is included while a tenant within its quota waits, unless the launch uses capacity that
+        the waiting tasks leave free (`spare`).
         """
         if not self.limited:
             return frozenset()
         over = [a for a in self.values() if not a.within]
         if not over:
             return frozenset()
-        others = not spare and any(a.waiting and a.within for a in self.values())
-        return frozenset(a.name for a in over if others or not a.tenant.burst)
+        is_contended = not spare and any(a.waiting and a.within for a in self.values())
+        return frozenset(a.name for a in over if is_contended or not a.tenant.burst)
 
-    def must_yield(self, name: str, other: str) -> bool:
-        """Return True if a tenant is over its quota and `other` is not, so that a waiting task of `other` bars it."""
-        return self.limited and not self[name].within and self[other].within
+    def must_yield(self, name: str, rival: str) -> bool:
+        """Return True if a tenant is over its quota and `rival` is not, so that a waiting task of `rival` bars it."""
+        return self.limited and not self[name].within and self[rival].within
 
     def wake(self, now: float) -> float | None:
-        """Return when the first tenant that waits over its quota is within it again."""
+        """Return the first time at which a waiting tenant is within its quota again; None if all of them are."""
         times = [now + max(1e-9, -a.credit / a.rate * (1 + 1e-9)) for a in self.values() if a.waiting and not a.within]
         return min(times, default=None)
 
 
 def read_tenants(settings: Mapping[str, Any] | Iterable[Tenant] | None) -> list[Tenant]:
-    """Return settings of tenants as objects; see `Tenants` for their forms and for errors."""
+    """Return settings of tenants as `Tenant` objects. See `Tenants` for accepted forms and errors."""
     if settings is None:
         return []
     if not isinstance(settings, Mapping):
         if not isinstance(settings, Iterable):
-            raise errors.ArgumentError(f"tenants is {settings!r:.40}: {_TAKEN}", name="tenants")
+            raise errors.ArgumentError(f"tenants is {settings!r:.40}: {_EXPECTED}", name="tenants")
         found = list(settings)
-        wrong = next((one for one in found if not isinstance(one, Tenant)), None)
+        wrong = next((item for item in found if not isinstance(item, Tenant)), None)
         if wrong is not None:
-            raise errors.ArgumentError(f"tenants has {wrong!r:.40}, which is not a Tenant: {_TAKEN}", name="tenants")
+            raise errors.ArgumentError(f"tenants has {wrong!r:.40}, which is not a Tenant: {_EXPECTED}", name="tenants")
         return found
     found = []
     for name, value in settings.items():
@@ -296,7 +299,7 @@ def read_tenants(settings: Mapping[str, Any] | Iterable[Tenant] | None) -> list[
                     name="tenants",
                 ) from error
         elif isinstance(value, bool) or not isinstance(value, Real):
-            raise errors.ArgumentError(f"setting of tenant {name!r} is {value!r:.40}: {_TAKEN}", name="tenants")
+            raise errors.ArgumentError(f"setting of tenant {name!r} is {value!r:.40}: {_EXPECTED}", name="tenants")
         else:
             found.append(Tenant(name, weight=float(value)))
     return found

@@ -1,4 +1,4 @@
-"""Waiting: jobs that could be launched, in order of arrival and in the buckets of a policy."""
+"""`Waiting`: the queue of launchable jobs, in order of arrival and in the buckets of a policy."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any
 from .task import Job
 
 Entry = tuple[float, int, Job, Hashable]
-"""Key, number, job, and its bucket."""
+"""Key, number, job, and the key of its bucket."""
 
-_GONE: Any = None
+_REMOVED: Any = None
+"""Value of a list position whose entry was removed."""
 
 
 class Waiting:
     """Waiting jobs. Iteration is in order of arrival and leaves out jobs that may not be launched now (memory, quotas).
 
-    A policy sorts jobs into buckets in which only the first is of interest, so a decision costs as much as there are
-    buckets, however many jobs wait.
+    A policy sorts jobs into buckets and considers only the first job of each. So the cost of a decision depends on the
+    number of buckets, not on the number of jobs.
 
     Parameters
     ----------
@@ -28,12 +29,12 @@ class Waiting:
     key : callable
         ``key(job)``: see `Policy.key`.
     allowed : callable
-        ``allowed(job)``: whether it may be launched now.
+        ``allowed(job)``: whether the job may be launched now.
 
     Attributes
     ----------
     unrestricted : bool
-        Whether all may be launched, so that `allowed` need not be asked.
+        Whether all jobs may be launched, so that calls of `allowed` are skipped.
     """
 
     def __init__(
@@ -46,17 +47,17 @@ class Waiting:
         self._key = key
         self.allowed = allowed
         self.unrestricted = False
-        self._line: _Bucket | None = None
-        self._lines: dict[Hashable, _Bucket] = {}
-        self._places: dict[Job, Entry] = {}
+        self._arrival_order: _Bucket | None = None
+        self._buckets: dict[Hashable, _Bucket] = {}
+        self._entries: dict[Job, Entry] = {}
 
     @property
     def _order(self) -> _Bucket:
-        """All, in order of arrival; many policies never ask, so it is kept only from the first time on."""
-        if self._line is None:
-            self._line = _Bucket()
-            self._line.entries = sorted((job.arrival, job.number, job, None) for job in self._places)
-        return self._line
+        """All jobs in order of arrival. Many policies never read it, so the first use creates it."""
+        if self._arrival_order is None:
+            self._arrival_order = _Bucket()
+            self._arrival_order.entries = sorted((job.arrival, job.number, job, None) for job in self._entries)
+        return self._arrival_order
 
     def __iter__(self) -> Iterator[Job]:
         """Jobs that may be launched, in order of arrival."""
@@ -67,104 +68,104 @@ class Waiting:
         return self.first() is not None
 
     def __len__(self) -> int:
-        """How many may be launched."""
+        """Return the number of jobs that may be launched."""
         return sum(1 for _ in self)
 
     def __contains__(self, job: object) -> bool:
-        return job in self._places
+        return job in self._entries
 
     def __getitem__(self, index: int) -> Job:
         return list(self)[index]
 
     @property
     def everything(self) -> list[Job]:
-        """All that wait, in order of arrival, whether they may be launched or not."""
+        """All waiting jobs in order of arrival, whether they may be launched or not."""
         return [entry[2] for entry in self._order]
 
     @property
     def count(self) -> int:
-        """How many wait, whether they may be launched or not."""
-        return len(self._places)
+        """The number of waiting jobs, whether they may be launched or not."""
+        return len(self._entries)
 
     def first(self) -> Job | None:
-        """Return the oldest that may be launched."""
+        """Return the oldest job that may be launched."""
         if self.unrestricted:
-            line = self._order
-            return line.entries[line.start][2] if self._places else None
+            order = self._order
+            return order.entries[order.start][2] if self._entries else None
         return self._order.first(self.allowed)
 
-    def all_of(self, known: Any) -> list[Job]:
-        """Return those whose tasks an analyzer knows as `known`, in order of submission."""
-        return [job for job in self._places if job.task.known is known]
+    def all_of(self, record: Any) -> list[Job]:
+        """Return the jobs whose task has the kernel record `record`, in order of submission."""
+        return [job for job in self._entries if job.task.known is record]
 
     def heads(self) -> list[Job]:
-        """Return the first of each bucket that may be launched."""
+        """Return the first job of each bucket that may be launched."""
         if self.unrestricted:
-            return [line.entries[line.start][2] for line in self._lines.values()]
+            return [bucket.entries[bucket.start][2] for bucket in self._buckets.values()]
         allowed = self.allowed
-        found = []
-        for line in self._lines.values():
-            job = line.first(allowed)
+        jobs = []
+        for bucket in self._buckets.values():
+            job = bucket.first(allowed)
             if job is not None:
-                found.append(job)
-        return found
+                jobs.append(job)
+        return jobs
 
     def buckets(self) -> list[tuple[Job, int]]:
-        """Return the first of each bucket, and how many wait there."""
-        return [(line.entries[line.start][2], len(line.entries) - line.start) for line in self._lines.values()]
+        """Return the first job and the number of jobs of each bucket."""
+        return [(b.entries[b.start][2], len(b.entries) - b.start) for b in self._buckets.values()]
 
     def behind(self, job: Job) -> Iterator[Job]:
-        """Return those of its bucket that may be launched after it, in order."""
-        entry = self._places[job]
-        line = self._lines[entry[3]]
-        entries = line.entries
-        at = line.start if entries[line.start][2] is job else bisect_left(entries, entry, line.start)
-        every = (entries[k][2] for k in range(at + 1, len(entries)))
-        return every if self.unrestricted else (its for its in every if self.allowed(its))
+        """Return the later jobs of the same bucket that may be launched, in order."""
+        entry = self._entries[job]
+        bucket = self._buckets[entry[3]]
+        entries = bucket.entries
+        index = bucket.start if entries[bucket.start][2] is job else bisect_left(entries, entry, bucket.start)
+        later = (entries[k][2] for k in range(index + 1, len(entries)))
+        return later if self.unrestricted else (candidate for candidate in later if self.allowed(candidate))
 
     def passed(self, job: Job) -> int:
-        """Return how many younger jobs of other buckets went ahead since one of its own bucket was last launched.
+        """Return the overtaken count: younger jobs of other buckets launched since the last launch of its own bucket.
 
-        This is what waiting ages by: it needs no unit of time, and grows only where others are preferred.
+        Policies age jobs by this count. It needs no unit of time and grows only while other buckets are preferred.
         """
-        return self._lines[self._places[job][3]].passed
+        return self._buckets[self._entries[job][3]].passed
 
     def add(self, job: Job) -> None:
-        """Add a job that has arrived, or was preempted."""
-        bucket, key = self._bucket(job), self._key(job)
-        line = self._lines.get(bucket)
-        if line is None:
-            line = self._lines[bucket] = _Bucket()
-        self._places[job] = entry = (key, job.number, job, bucket)
-        line.add(entry)
-        if self._line is not None:
-            self._line.add((job.arrival, job.number, job, None))
+        """Add a job that has arrived or was preempted."""
+        bucket_key, key = self._bucket(job), self._key(job)
+        bucket = self._buckets.get(bucket_key)
+        if bucket is None:
+            bucket = self._buckets[bucket_key] = _Bucket()
+        self._entries[job] = entry = (key, job.number, job, bucket_key)
+        bucket.add(entry)
+        if self._arrival_order is not None:
+            self._arrival_order.add((job.arrival, job.number, job, None))
 
     def remove(self, job: Job) -> None:
-        """Let a job go that does not want to run any more."""
-        entry = self._places.pop(job)
-        bucket = entry[3]
-        line = self._lines[bucket]
-        line.remove(entry)
-        if line.start == len(line.entries):
-            del self._lines[bucket]
-        if self._line is not None:
-            self._line.remove((job.arrival, job.number, job, None))
+        """Remove a job."""
+        entry = self._entries.pop(job)
+        bucket_key = entry[3]
+        bucket = self._buckets[bucket_key]
+        bucket.remove(entry)
+        if bucket.start == len(bucket.entries):
+            del self._buckets[bucket_key]
+        if self._arrival_order is not None:
+            self._arrival_order.remove((job.arrival, job.number, job, None))
 
     def launched(self, job: Job) -> None:
-        """Remove a job that was launched, and count it for the older jobs of other buckets."""
-        mine = self._lines[self._places[job][3]]
-        mine.passed = 0
-        if len(self._lines) > 1:
-            for line in self._lines.values():
-                head = line.entries[line.start][2]
-                if line is not mine and (head.arrival, head.number) < (job.arrival, job.number):
-                    line.passed += 1
+        """Remove a launched job, and increment the overtaken count of buckets with older jobs."""
+        own_bucket = self._buckets[self._entries[job][3]]
+        own_bucket.passed = 0
+        if len(self._buckets) > 1:
+            for bucket in self._buckets.values():
+                head = bucket.entries[bucket.start][2]
+                if bucket is not own_bucket and (head.arrival, head.number) < (job.arrival, job.number):
+                    bucket.passed += 1
         self.remove(job)
 
 
 class _Bucket:
-    """Entries in order. Most leave at the front: it is an offset, so that a long line need not move up each time."""
+    """Sorted entries. Most removals are at the front, so the offset `start` saves moving a long list each time."""
 
     __slots__ = ("entries", "passed", "start")
 
@@ -198,7 +199,7 @@ class _Bucket:
             if i > start:
                 del entries[i]
                 return
-        entries[start] = _GONE  # its task, with its arrays, must not stay as long as the place does
+        entries[start] = _REMOVED  # a stale entry would keep the arrays of its task alive
         self.start = start = start + 1
         if start == len(entries) or (start >= 64 and 2 * start >= len(entries)):
             del entries[:start]

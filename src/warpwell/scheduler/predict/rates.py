@@ -50,7 +50,7 @@ class RateModel(ABC):
         """
         shapes = [shape_of(job.task.profile, job.task.blocks, self.capacity) for job in jobs]
         allowed = [shape.allowed(placement.workers) for shape, placement in zip(shapes, placements, strict=True)]
-        wanted = [shape.wanted(most, 0, job.done) for shape, most, job in zip(shapes, allowed, jobs, strict=True)]
+        wanted = [shape.demand(most, 0, job.done) for shape, most, job in zip(shapes, allowed, jobs, strict=True)]
         counts = fit(wanted, shapes)
         rates = iter(
             self.of(
