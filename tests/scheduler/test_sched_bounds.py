@@ -101,7 +101,7 @@ def test_tenants_that_want_something_are_not_forgotten() -> None:
     held = accounts.account("holds")
     held.held = 1
     waiting = accounts.account("waits")
-    accounts.wants(waiting)
+    accounts.add_waiting(waiting)
     for number in range(10_000):
         accounts.account(f"t{number}")
     assert len(accounts) <= tenants.MAX_IDLE_TENANTS
