@@ -16,15 +16,16 @@ from lab.cli import parser_of, run_command
 from warpwell._check import checked_integer
 from warpwell.array.opening import require_device
 from warpwell.cli._common import Report, json_option, output_of
-from warpwell.cli.sched import view_options, write_views
+from warpwell.cli.sched import trace_option
 from warpwell.errors import ArgumentError, SchedulerError
 from warpwell.scheduler import Core, Log, Task
 from warpwell.scheduler.executors import executor_of
-from warpwell.scheduler.report.timeline import require_pictures
+from warpwell.scheduler.report.timeline import write_trace
 from warpwell.targets import default_device
 
 from .experiment import chosen, file_of, write_log
 from .metrics import Metrics, print_table
+from .plot import draw, require_matplotlib
 from .replay import replay
 from .workloads import WORKLOADS, Application, make
 
@@ -48,7 +49,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--limit", type=int, default=2, metavar="N", help=text)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of inputs, order and arrivals")
     parser.add_argument("--log", metavar="FILE", help="write the log, for sched explain")
-    view_options(parser)
+    trace_option(parser)
+    parser.add_argument("--picture", metavar="FILE.png", help="plot the timeline (.png, .svg, .pdf)")
     parser.epilog = "With several policies the names of files that are written get the policy's name."
     json_option(parser)
     return run_command(run, parser, argv)
@@ -71,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     several = len(policies) > 1
     paths = {p: [file and str(file_of(file, o, p, several)) for o, file in files.items()] for p in policies}
     if arguments.picture is not None:
-        require_pictures()
+        require_matplotlib()
     options = {"device": device, "seed": arguments.seed, "limit": arguments.limit, "load": arguments.load}
     found: dict[str, Metrics] = {}
     wrong: list[str] = []
@@ -89,10 +91,13 @@ def run(arguments: argparse.Namespace) -> int:
                     application.check()
                 except AssertionError as error:
                     wrong.append(f"under {policy}: {error}")
-            target, *views = paths[policy]
+            target, trace, picture = paths[policy]
             if target:
                 write_log(log, Path(target))
-            write_views(log, *views)
+            if trace:
+                write_trace(log, trace)
+            if picture:
+                draw(log, picture)
     totals = {name: sum(solo[name]) for name in programs}
     values: dict[str, Any] = {
         **options,

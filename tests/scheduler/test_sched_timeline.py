@@ -1,19 +1,17 @@
-"""Timeline, picture, metrics and explanations, all made of a log."""
+"""Timeline, metrics and explanations, all made of a log."""
 
 import itertools
 import json
 import math
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from warpwell import errors
 from warpwell.scheduler.events import Event, Log
 from warpwell.scheduler.report.explain import QUIET, duration, sentences
 from warpwell.scheduler.report.prometheus import BUCKETS, LogMetrics, write_text
-from warpwell.scheduler.report.timeline import draw, stays, write_trace
+from warpwell.scheduler.report.timeline import residency_intervals, write_trace
 
 WORTH = {
     "rule": "worth",
@@ -58,7 +56,7 @@ def sample() -> Log:
 
 
 def test_stays_are_the_times_on_the_device() -> None:
-    found = [(s.task, s.start, s.end, s.lane, s.outcome, s.asked) for s in stays(sample())]
+    found = [(s.task, s.start, s.end, s.lane, s.outcome, s.preempt_time) for s in residency_intervals(sample())]
     assert found == [
         (0, 0.0, 1.2, 0, "failed", None),
         (1, 0.1, 0.35, 1, "preempted", 0.3),
@@ -74,7 +72,7 @@ def test_a_place_holds_one_task_at_a_time() -> None:
         log.add(Event(float(k), "launch", k, "k"))
         if k >= 2:
             log.add(Event(k + 0.5, "end", k - 2, "k"))
-    found = stays(log)
+    found = residency_intervals(log)
     assert {s.lane for s in found} == {0, 1, 2}
     for lane in range(3):
         there = [s for s in found if s.lane == lane]
@@ -86,7 +84,7 @@ def test_a_task_whose_owner_died_is_there_twice() -> None:
     log.add(Event(0.0, "launch", 0, "k"))
     log.add(Event(1.0, "launch", 0, "k"))
     log.add(Event(2.0, "end", 0, "k"))
-    assert [(s.end, s.outcome) for s in stays(log)] == [(1.0, "lost"), (2.0, "done")]
+    assert [(s.end, s.outcome) for s in residency_intervals(log)] == [(1.0, "lost"), (2.0, "done")]
 
 
 def test_trace_is_what_chrome_reads(tmp_path: Path) -> None:
@@ -97,7 +95,7 @@ def test_trace_is_what_chrome_reads(tmp_path: Path) -> None:
     trace = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert trace["otherData"] == {"policy": "source", "device": "cpu"}
     slices = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["cat"] == "task"]
-    assert sum(e["dur"] for e in slices) == pytest.approx(1e6 * sum(s.end - s.start for s in stays(log)))
+    assert sum(e["dur"] for e in slices) == pytest.approx(1e6 * sum(s.end - s.start for s in residency_intervals(log)))
     assert {(e["name"], e["tid"]) for e in slices} == {("mvt", 0), ("atax", 1), ("gemm", 1), ("late", 0)}
     leaving = [e for e in trace["traceEvents"] if e.get("cat") == "leaving"]
     assert [(e["ts"], e["dur"]) for e in leaving] == [(pytest.approx(3e5), pytest.approx(5e4))]
@@ -105,18 +103,6 @@ def test_trace_is_what_chrome_reads(tmp_path: Path) -> None:
     assert (0.35, 1, 2) in counts and (0.35, 2, 1) in counts and counts[-1] == (1.7, 1, 1)
     tenants = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name" and e["pid"] == 2]
     assert tenants == ["a", "b"]
-
-
-def test_picture(tmp_path: Path) -> None:
-    had = "matplotlib.pyplot" in sys.modules
-    for name, magic in (("a.png", b"\x89PNG"), ("a.svg", b"<?xml")):
-        draw(sample(), tmp_path / name)
-        assert (tmp_path / name).read_bytes().startswith(magic)
-    with pytest.raises(errors.ArgumentError, match=r"name it \.png, \.svg or \.pdf"):
-        draw(sample(), tmp_path / "a.nothing")
-    with pytest.raises(errors.ArgumentError, match="the log has 0 launches"):
-        draw(Log(), tmp_path / "b.png")
-    assert had or "matplotlib.pyplot" not in sys.modules  # which would keep figures, and want a display
 
 
 def parsed(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:

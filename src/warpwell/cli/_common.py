@@ -30,8 +30,6 @@ CLEANUP_SECONDS = 0.6
 SCHEMA = 1
 """Version of the JSON that commands print."""
 
-PLOT_SUFFIXES = (".png", ".svg", ".pdf")
-
 Commands = argparse._SubParsersAction  # the type of add_subparsers(), for which argparse has no public name
 Run = Callable[[argparse.Namespace], int]
 Report = Callable[..., None]

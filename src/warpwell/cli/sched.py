@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import ArgumentError, ServiceError
 from ._common import (
-    PLOT_SUFFIXES,
     Commands,
     Output,
     add_command,
@@ -54,7 +53,7 @@ def _add_explain(verbs: Commands[argparse.ArgumentParser]) -> None:
     text = "show only later events (default: 0)"
     parser.add_argument("--since", type=float, default=0.0, metavar="SECONDS", help=text)
     parser.add_argument("--until", type=float, metavar="SECONDS", help="show only earlier events")
-    view_options(parser)
+    trace_option(parser)
     parser.add_argument("--metrics", metavar="FILE", help="write metrics in the text format of Prometheus")
     json_option(parser)
 
@@ -86,20 +85,9 @@ def _socket(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--socket", metavar="PATH", help="socket path (default: $WARPWELL_SOCKET, or one of this user)")
 
 
-def view_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that write a log in other formats."""
+def trace_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option that writes a log as a timeline."""
     parser.add_argument("--trace-out", metavar="FILE.json", help="write a timeline for chrome://tracing or Perfetto")
-    parser.add_argument("--picture", metavar="FILE.png", help=f"plot the timeline ({', '.join(PLOT_SUFFIXES)})")
-
-
-def write_views(log: Log, trace: str | None, picture: str | None) -> None:
-    """Write the files of `view_options`."""
-    from ..scheduler.report.timeline import draw, write_trace
-
-    if trace is not None:
-        write_trace(log, trace)
-    if picture is not None:
-        draw(log, picture)
 
 
 # -- explain -----------------------------------------------------------------------------------------------------------
@@ -115,6 +103,7 @@ def explain(arguments: argparse.Namespace) -> int:
     from ..scheduler.events import KINDS
     from ..scheduler.report.explain import QUIET, sentences
     from ..scheduler.report.prometheus import LogMetrics, write_text
+    from ..scheduler.report.timeline import write_trace
 
     output = output_of(arguments)
     log = Log.read(sys.stdin, "stdin") if arguments.log == "-" else Log.load(arguments.log)
@@ -131,7 +120,8 @@ def explain(arguments: argparse.Namespace) -> int:
             and (event.kind in kinds if kinds is not None else arguments.all or event.kind not in QUIET)
         )
 
-    write_views(log, arguments.trace_out, arguments.picture)
+    if arguments.trace_out is not None:
+        write_trace(log, arguments.trace_out)
     if arguments.metrics is not None:
         metrics = LogMetrics(str(log.about.get("policy", "unknown"))).observe_all(log)
         write_text(arguments.metrics, metrics.render())

@@ -4,5 +4,5 @@ Each module reads the events of a log::
 
     explain.py      sentences: why each decision was taken, with its figures
     prometheus.py   LogMetrics: counters, gauges and histograms, in Prometheus' text format
-    timeline.py     when each task was on the device, as a Chrome trace and as a picture
+    timeline.py     when each task was on the device, as a Chrome trace
 """

@@ -1,8 +1,7 @@
-"""When each task was on the device: `stays`, and the same as a Chrome trace and as a picture."""
+"""When each task was on the device: `residency_intervals`, and the same as a Chrome trace."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
@@ -10,21 +9,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ... import errors
-from ..._check import extra
 from ..events import Event, Log
 
 MICROSECONDS = 1e6
-MAX_BARS = 5000
-"""Stays that a picture shows at most: more could not be told apart."""
 
 _ENDS = {"end": "done", "fail": "failed", "cancel": "cancelled", "lost": "lost", "stop": "preempted"}
-_COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")  # Paul Tol's "bright"
 
 
 @dataclass
-class Stay:
-    """A time that a task was on the device without a break.
+class Interval:
+    """A residency interval: a task is on the device from `start` to `end`.
 
     Attributes
     ----------
@@ -33,11 +27,11 @@ class Stay:
     start, end : float
         Seconds.
     lane : int
-        The lowest number that no task beside it has.
-    asked : float or None
-        When it was asked to leave.
+        The smallest number that no co-runner has.
+    preempt_time : float or None
+        Time of its preemption, from which it is leaving.
     outcome : str
-        "done", "failed", "cancelled", "lost", "preempted"; "running" where the log ends before it did.
+        "done", "failed", "cancelled", "lost", "preempted"; "running" if the log ends first.
     why : dict
         Of its launch.
     """
@@ -48,24 +42,24 @@ class Stay:
     start: float
     end: float
     lane: int = 0
-    asked: float | None = None
+    preempt_time: float | None = None
     outcome: str = "running"
     why: dict[str, Any] = field(default_factory=dict)
 
 
-def stays(log: Iterable[Event]) -> list[Stay]:
-    """Return every stay of a log, in order of their starts."""
-    found: list[Stay] = []
-    open_: dict[int, Stay] = {}
+def residency_intervals(log: Iterable[Event]) -> list[Interval]:
+    """Return the residency intervals of a log, in order of their starts."""
+    found: list[Interval] = []
+    open_: dict[int, Interval] = {}
     free: list[int] = []
     lanes = 0
     last = 0.0
 
-    def close(stay: Stay, time: float, outcome: str) -> None:
-        stay.end, stay.outcome = max(time, stay.start, stay.asked or 0.0), outcome
-        free.append(stay.lane)
+    def close(interval: Interval, time: float, outcome: str) -> None:
+        interval.end, interval.outcome = max(time, interval.start, interval.preempt_time or 0.0), outcome
+        free.append(interval.lane)
         free.sort(reverse=True)
-        del open_[stay.task]
+        del open_[interval.task]
 
     for event in log:
         last = max(last, event.time)
@@ -75,15 +69,15 @@ def stays(log: Iterable[Event]) -> list[Stay]:
                 close(here, event.time, "lost")
             lane = free.pop() if free else lanes
             lanes = max(lanes, lane + 1)
-            stay = Stay(event.task, event.name, event.tenant, event.time, event.time, lane, why=dict(event.why))
-            found.append(stay)
-            open_[event.task] = stay
+            interval = Interval(event.task, event.name, event.tenant, event.time, event.time, lane, why=dict(event.why))
+            found.append(interval)
+            open_[event.task] = interval
         elif here is not None and event.kind == "preempt":
-            here.asked = event.time
+            here.preempt_time = event.time
         elif here is not None and event.kind in _ENDS:
             close(here, event.time, _ENDS[event.kind])
-    for stay in open_.values():
-        stay.end = max(last, stay.start)
+    for interval in open_.values():
+        interval.end = max(last, interval.start)
     return found
 
 
@@ -97,15 +91,16 @@ def chrome_trace(log: Log) -> dict[str, Any]:
         _named("process_name", 1, 0, f"device ({log.about.get('policy', 'scheduler')})"),
         _named("process_name", 2, 0, "queue"),
     ]
-    listed = stays(log)
+    listed = residency_intervals(log)
     tenants = {name: k for k, name in enumerate(dict.fromkeys(event.tenant for event in log))}
-    events += [_named("thread_name", 1, lane, f"place {lane}") for lane in sorted({stay.lane for stay in listed})]
+    events += [_named("thread_name", 1, lane, f"place {lane}") for lane in sorted({i.lane for i in listed})]
     events += [_named("thread_name", 2, k, name) for name, k in tenants.items()]
-    for stay in listed:
-        about = {"task": stay.task, "tenant": stay.tenant, "outcome": stay.outcome, **stay.why}
-        events.append(_slice(stay.name, "task", stay.lane, stay.start, stay.end, about))
-        if stay.asked is not None:
-            events.append(_slice("leaving", "leaving", stay.lane, stay.asked, stay.end, {"task": stay.task}))
+    for interval in listed:
+        about = {"task": interval.task, "tenant": interval.tenant, "outcome": interval.outcome, **interval.why}
+        events.append(_slice(interval.name, "task", interval.lane, interval.start, interval.end, about))
+        if interval.preempt_time is not None:
+            about = {"task": interval.task}
+            events.append(_slice("leaving", "leaving", interval.lane, interval.preempt_time, interval.end, about))
     there: set[int] = set()
     running: set[int] = set()
     for event in log:
@@ -118,23 +113,13 @@ def chrome_trace(log: Log) -> dict[str, Any]:
             if event.kind != "stop":
                 there.discard(event.task)
         if event.kind in ("arrive", "hold", "reject", "cancel", "lost"):
-            events.append(
-                {
-                    "name": f"{event.kind} {event.name}",
-                    "cat": event.kind,
-                    "ph": "i",
-                    "s": "t",
-                    "pid": 2,
-                    "tid": tenants[event.tenant],
-                    "ts": event.time * MICROSECONDS,
-                    "args": _plain({"task": event.task, **event.why}),
-                }
-            )
+            why = _plain({"task": event.task, **event.why})
+            instant = {"name": f"{event.kind} {event.name}", "cat": event.kind, "ph": "i", "s": "t", "pid": 2}
+            events.append({**instant, "tid": tenants[event.tenant], "ts": event.time * MICROSECONDS, "args": why})
         if event.kind not in ("hold", "reject", "resize", "preempt"):
             counts = {"running": len(running), "waiting": len(there) - len(running)}
-            events.append(
-                {"name": "tasks", "ph": "C", "pid": 2, "tid": 0, "ts": event.time * MICROSECONDS, "args": counts}
-            )
+            counter = {"name": "tasks", "ph": "C", "pid": 2, "tid": 0}
+            events.append({**counter, "ts": event.time * MICROSECONDS, "args": counts})
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {k: str(v) for k, v in log.about.items()}}
 
 
@@ -144,102 +129,13 @@ def write_trace(log: Log, path: str | os.PathLike[str]) -> None:
         json.dump(chrome_trace(log), stream, allow_nan=False)
 
 
-def require_pictures() -> None:
-    """Import what draws pictures; raise ArgumentError if matplotlib is not installed."""
-    try:
-        importlib.import_module("matplotlib.figure")  # optional, and slow
-    except ImportError:
-        message = f"a picture needs matplotlib: install {extra('demo')}"
-        raise errors.ArgumentError(message, name="picture") from None
-
-
-def draw(log: Log, path: str | os.PathLike[str]) -> None:
-    """Draw when each task was on the device, one colour a tenant (or a kernel, where there is one tenant).
-
-    The picture has the format of its suffix (.png, .svg, .pdf). Raise ArgumentError if matplotlib is not installed, or
-    the log has no launches, or too many.
-    """
-    listed = stays(log)
-    if not 0 < len(listed) <= MAX_BARS:
-        raise errors.ArgumentError(
-            f"the log has {len(listed)} launches: a picture shows 1 to {MAX_BARS}. Take a part of it, or --trace-out, "
-            "which has no limit",
-            name="picture",
-        )
-    require_pictures()
-    from matplotlib.figure import Figure
-
-    by_tenant = len({stay.tenant for stay in listed}) > 1
-    groups = list(dict.fromkeys(stay.tenant if by_tenant else stay.name for stay in listed))
-    colours = {group: _COLOURS[k % len(_COLOURS)] for k, group in enumerate(groups)}
-    lanes = max(stay.lane for stay in listed) + 1
-    begin, end = min(s.start for s in listed), max(s.end for s in listed)
-    unit, scale = ("s", 1.0) if end - begin >= 1 else ("ms", 1e3)
-
-    figure = Figure(figsize=(12, 1.4 + 0.6 * lanes), layout="constrained")
-    axes = figure.add_subplot()
-    for group in groups:
-        bars = [s for s in listed if (s.tenant if by_tenant else s.name) == group]
-        axes.barh(
-            [s.lane for s in bars],
-            [(s.end - s.start) * scale for s in bars],
-            left=[(s.start - begin) * scale for s in bars],
-            height=0.8,
-            color=colours[group],
-            label=group,
-            edgecolor="white",
-            linewidth=0.3,
-        )
-    leaving = [(s, s.asked) for s in listed if s.asked is not None]
-    if leaving:
-        axes.barh(
-            [s.lane for s, _ in leaving],
-            [(s.end - asked) * scale for s, asked in leaving],
-            left=[(asked - begin) * scale for _, asked in leaving],
-            height=0.8,
-            color="none",
-            edgecolor="black",
-            hatch="////",
-            linewidth=0.3,
-            label="leaving",
-        )
-    for stay in listed:
-        if (stay.end - stay.start) > 0.04 * (end - begin):
-            axes.text(
-                (stay.start + stay.end - 2 * begin) / 2 * scale,
-                stay.lane,
-                f"{stay.name} {stay.task}",
-                ha="center",
-                va="center",
-                fontsize=7,
-                clip_on=True,
-            )
-    axes.set_yticks(range(lanes), [f"place {k}" for k in range(lanes)])
-    axes.set_xlabel(unit)
-    axes.set_title(", ".join(f"{k} {v}" for k, v in log.about.items() if k in ("policy", "device", "seed")))
-    if len(groups) <= 20:
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
-    try:
-        figure.savefig(path, dpi=150)
-    except ValueError as error:
-        raise errors.ArgumentError(f"{path}: {error}: name it .png, .svg or .pdf", name="picture") from None
-
-
 def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
     return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
 def _slice(name: str, kind: str, lane: int, start: float, end: float, about: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "name": name,
-        "cat": kind,
-        "ph": "X",
-        "pid": 1,
-        "tid": lane,
-        "ts": start * MICROSECONDS,
-        "dur": (end - start) * MICROSECONDS,
-        "args": _plain(about),
-    }
+    times = {"ts": start * MICROSECONDS, "dur": (end - start) * MICROSECONDS}
+    return {"name": name, "cat": kind, "ph": "X", "pid": 1, "tid": lane, **times, "args": _plain(about)}
 
 
 def _plain(value: Any) -> Any:
