@@ -859,3 +859,17 @@ def test_a_turn_that_is_open_in_a_thread_is_refused_in_another_one(device: str, 
         thread.join(LONG)
         assert own_lease.inside
     assert raised and own_lease.depth == 0
+
+
+def test_an_interrupt_of_the_first_turn_loses_no_slot(
+    device: str, no_arbiter: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(threading.Thread, "start", interrupt)
+        free(device)
+    for _ in range(2):
+        free(device)
+        assert len(list(Board.of(device).used_slots())) == 1

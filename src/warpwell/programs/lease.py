@@ -85,9 +85,8 @@ class Turn:
                 lease = _lease_of(name)
             before, other = lease.depth, self._lease
             if other is not None and other is not lease and other.depth and other.owner == id(self):
-                raise ArgumentError(
-                    "this turn is open in another thread or on another device; call turn()", name="turn"
-                )
+                message = "this turn is open in another thread or on another device; make a turn for each"
+                raise ArgumentError(message, name="turn")
             self._lease = lease
             if not before:
                 lease.owner, lease.stream = id(self), self._stream
@@ -254,9 +253,8 @@ class Lease:
         self._users: dict[tuple[int, int, int], float] = {}  # when a waiting thread saw first that they had the device
         self._is_retired, self._process = False, os.getpid()
         self._tenant = ("default", 0)
+        self._has_keeper = False  # the first turn starts it, after the thread's leases include this one
         self._take_slot()
-        self._has_keeper = False
-        self._start_keeper()
 
     def begin(self, tenant: str, priority: int, handles: tuple[int, ...], timeout: float | None) -> None:
         """Begin a turn. A turn inside another one is a part of it, and so is one of a signal handler meanwhile."""
