@@ -331,6 +331,20 @@ def test_a_client_that_is_killed_in_mid_task(service: Service, client: Client, s
     until(lambda: sum(e.kind in ("cancel", "end") and e.tenant == "tenant7" for e in client.log()) == 10)
 
 
+def test_input_behind_a_read_only_view_is_resubmitted_as_it_was(client: Client, kernels: Any) -> None:
+    x, y = np.arange(64 * 256), np.zeros(64 * 256, np.int64)
+    view = x[:]
+    view.flags.writeable = False
+    expected = kernels.mixed(x, y, 20_000)
+    handle = client.submit(kernels.mix[x.size], view, y, 20_000)
+    pid = client.status()["owner_pid"]
+    os.kill(pid, signal.SIGSTOP)
+    x *= 2  # as the result of a later request does
+    os.kill(pid, signal.SIGKILL)
+    handle.result(BOUND)
+    assert np.array_equal(y, expected)
+
+
 def test_a_device_process_that_is_killed_in_mid_task(client: Client, kernels: Any) -> None:
     on_device = client.to_device(np.arange(10))
     before = client.status()  # A stopped process does not answer.

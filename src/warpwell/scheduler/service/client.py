@@ -336,7 +336,7 @@ class Client:
                     return call.end(None)
                 earlier = next((h for h, writes in list(self._writers.items()) if packer.uses(writes)), None)
                 if earlier is None:
-                    call.arrays = [array.copy() if array.flags.writeable else array for array in packer.arrays]
+                    call.arrays = [array.copy() if _may_change(array) else array for array in packer.arrays]
                     if writes := [access for access in packer.accesses if access.writes]:
                         self._writers[handle] = writes
                         handle.add_done_callback(lambda _: self._writers.pop(handle, None))
@@ -707,6 +707,11 @@ class Packer:
         self.targets.append(array if array.flags.writeable else None)
         self._referenced.append(value)
         return self._packed.setdefault(id(value), ["array", len(self.arrays) - 1])
+
+
+def _may_change(array: NDArray[Any]) -> bool:
+    """Return True if NumPy lets the program write the memory of an array, by this array or by one it is a view of."""
+    return array.flags.writeable or (isinstance(array.base, np.ndarray) and _may_change(array.base))
 
 
 def _require_generation(used: int | None, current: int) -> None:
