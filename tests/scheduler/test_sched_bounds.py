@@ -25,7 +25,7 @@ def events(count: int) -> list[Event]:
 
 
 def test_a_log_keeps_all_or_the_last() -> None:
-    every, last = Log(), Log(most=80)
+    every, last = Log(), Log(max_events=80)
     for event in events(1000):
         every.add(event)
         last.add(event)
@@ -42,8 +42,8 @@ def test_a_log_keeps_all_or_the_last() -> None:
 
 @pytest.mark.parametrize("most", [0, -1, 2.5, True, "many"])
 def test_a_log_of_a_length_that_cannot_be(most: Any) -> None:
-    with pytest.raises(errors.ArgumentError, match="most"):
-        Log(most=most)
+    with pytest.raises(errors.ArgumentError, match="max_events"):
+        Log(max_events=most)
 
 
 def tasks(core: Core, first: int, last: int) -> None:

@@ -977,11 +977,15 @@ def test_whatever_a_policy_does_every_task_ends_and_gives_back_what_it_had(devic
         assert set(core._trains) <= set(core.running)
         behind = [job for train in core._trains.values() for job in train]
         assert len(set(behind)) == len(behind)
-        assert all(job.train is train and train.given <= len(train) for train in core._trains.values() for job in train)
+        assert all(
+            job.train is train and train.queued_on_device <= len(train)
+            for train in core._trains.values()
+            for job in train
+        )
         assert not set(behind) & set(core.running) and all(core._trains.values())
         assert all(job.train is None for job in core.jobs if job not in behind)
         if device == "queues":
-            launched = [job for train in core._trains.values() for job in list(train)[: train.given]]
+            launched = [job for train in core._trains.values() for job in list(train)[: train.queued_on_device]]
             assert set(executor._ends) == {*core.running, *launched}  # exactly the launched ones
         if rng.random() < 0.03:
             core.cancel(rng.choice(core.jobs))

@@ -357,7 +357,9 @@ def test_tasks_on_one_array_are_on_the_device_together() -> None:
         opened = np.ones(1, np.int64)
         scheduler.submit(wait_and_add[x.size], opened, x).result(HANG_SECONDS)  # compiled
         handles = [scheduler.submit(wait_and_add[x.size], gate, x, profile=profile) for _ in range(20)]
-        until(lambda: scheduler.inspect(lambda core: [train.given for train in core._trains.values()] == [4]))
+        until(
+            lambda: scheduler.inspect(lambda core: [train.queued_on_device for train in core._trains.values()] == [4])
+        )
         handles[2].cancel()  # it may be on the device, and runs then
         gate[0] = 1
         assert not wait(handles, HANG_SECONDS).not_done

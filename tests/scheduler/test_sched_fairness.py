@@ -141,7 +141,7 @@ def test_what_stays_on_the_device_counts_and_stands_in_nobodys_way() -> None:
     admission.reserve("b", 9000)
 
     def job(number: int, memory: int, tenant: str, there: int = 0) -> Job:
-        made = Task("k", 1, memory=memory, there=there, tenant=tenant)
+        made = Task("k", 1, memory=memory, resident_bytes=there, tenant=tenant)
         return Job(made, Request("r", [made]), 0.0, number=number)
 
     large = job(0, 5000, "b")

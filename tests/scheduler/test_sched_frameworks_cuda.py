@@ -50,7 +50,7 @@ def test_functions_get_a_stream_of_the_driver() -> None:
         for _ in range(6):
             last = scheduler.submit(enqueue, x)
             last.result(60)
-        assert last.task.memory >= 4 * SIZE == last.task.there
+        assert last.task.memory >= 4 * SIZE == last.task.resident_bytes
         assert last.task.profile.source == "measured" and 0 < (last.task.profile.seconds or 0) < 0.1
         failing = scheduler.submit(lambda stream: 1 // 0)
         with pytest.raises(ZeroDivisionError):
@@ -148,4 +148,4 @@ def test_arrays_with_dlpack_alone() -> None:
         x.mul_(3)  # it is not there yet, and is waited for
         scheduler.submit(double[SIZE], Alone()).result(60)
         assert bool((x == 6).all())
-        assert scheduler.submit(double[SIZE], Alone()).task.there == 4 * SIZE
+        assert scheduler.submit(double[SIZE], Alone()).task.resident_bytes == 4 * SIZE

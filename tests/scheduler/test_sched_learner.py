@@ -18,7 +18,7 @@ from lab.testing.fake_gpu import fake_executor
 from warpwell import errors, gpu
 from warpwell.scheduler import Kind, Launch, Log, Placement, Policy, Profile, Request, Scheduler, Task
 from warpwell.scheduler.core import Core
-from warpwell.scheduler.events import KEPT
+from warpwell.scheduler.events import DEFAULT_MAX_EVENTS
 from warpwell.scheduler.executor import Capacity, Ended, Executor, Machine
 from warpwell.scheduler.executors.cpu_executor import CpuExecutor
 from warpwell.scheduler.predict.identity import identity
@@ -328,10 +328,10 @@ def test_a_scheduler_keeps_what_it_learnt_with_no_set_up(tmp_path, monkeypatch):
 
 def test_the_log_of_a_scheduler_is_bounded_and_a_log_of_ones_own_keeps_all():
     own_log = Log()
-    for log, max_events in ((None, KEPT), (own_log, None)):
+    for log, max_events in ((None, DEFAULT_MAX_EVENTS), (own_log, None)):
         with Scheduler("cpu", log=log) as scheduler:
-            assert scheduler.log.most == max_events
-    few = Log(kinds=("end",), most=8)
+            assert scheduler.log.max_events == max_events
+    few = Log(kinds=("end",), max_events=8)
     with Scheduler("cpu", log=few) as scheduler:
         for _ in range(20):
             scheduler.submit(add[8], np.zeros(8)).result(HANG_SECONDS)

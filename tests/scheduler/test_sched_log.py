@@ -13,7 +13,7 @@ def test_a_log_keeps_the_last_events_and_gives_a_subclass_each() -> None:
             self.count += 1
             super().add(event)
 
-    logs = [Log(), Log(most=8), Counting()]
+    logs = [Log(), Log(max_events=8), Counting()]
     for k in range(60):
         for log in logs:
             log.note([(float(k), "launch", k, "u", "b", {"p": 0})])
@@ -24,7 +24,7 @@ def test_a_log_keeps_the_last_events_and_gives_a_subclass_each() -> None:
 
 
 def test_events_are_consecutive_while_the_first_ones_are_dropped() -> None:
-    log = Log(most=8)
+    log = Log(max_events=8)
     snapshots: list[list[int]] = []
 
     class Watched(list):  # type: ignore[type-arg] # a thread may read between any two changes

@@ -890,7 +890,7 @@ class Scheduler:
         self.log, self.runner = log, Runner(log)
     def inspect(self, function): return function(core)
     def task(self, launch, *values, tenant, **options):
-        return nothing(name=launch.name, values=values, tenant=tenant, memory=0, there=0)
+        return nothing(name=launch.name, values=values, tenant=tenant, memory=0, resident_bytes=0)
     def submit_request(self, request, after):
         running = Running(self, request)
         left = [f for f in after if not f.done()]

@@ -52,7 +52,9 @@ class Arbiter:
     def __init__(self, own_board: Board, *, limit: int = 1, now: Callable[[], float] = clock.monotonic) -> None:
         self.board, self._now = own_board, now
         self.executor = ProgramExecutor(own_board, now)
-        self.core = Core(self.executor, Programs(), limit=limit, log=Log(most=LOG_EVENTS), keep=False, trusts=False)
+        self.core = Core(
+            self.executor, Programs(), limit=limit, log=Log(max_events=LOG_EVENTS), keep=False, trusts=False
+        )
         self.core.log.about = {"policy": "programs", "device": own_board.name}
         self.programs: dict[tuple[int, int], Program] = {}
         self._looked = self._logged = float("-inf")
@@ -118,7 +120,7 @@ class Arbiter:
     def _forget(self, key: tuple[int, int]) -> None:
         program = self.programs.pop(key)
         self.executor.forget(program)
-        if program.job is not None and program.job.waits:
+        if program.job is not None and program.job.is_waiting:
             self.core.cancel(program.job)  # a running one ends by the executor's poll
 
     def _submit(self, program: Program, now: float) -> None:

@@ -131,7 +131,7 @@ class Program:
     @property
     def gave_up(self) -> bool:
         """Whether it is a lease that waits no more: its time is over, or Ctrl-C came."""
-        return self.is_lease and not (self.held or self.in_flight) and self.job is not None and self.job.waits
+        return self.is_lease and not (self.held or self.in_flight) and self.job is not None and self.job.is_waiting
 
     def set_gate(self, is_open: bool) -> None:
         """Open or close the gate."""
@@ -224,7 +224,7 @@ class ProgramExecutor(Executor):
         It entered without an arbiter, or an arbiter closed its gate and was killed.
         """
         if program.is_lease and program.in_flight and not (program.is_open or program.is_overdue):
-            if program.job is None or program.job.waits:
+            if program.job is None or program.job.is_waiting:
                 self._draining.setdefault(program, now)
 
     def forget(self, program: Program) -> None:

@@ -72,4 +72,4 @@ def _use(view: View, job: Job) -> tuple[float, float]:
     """Return the SM-seconds that the tenant of a job has used, over its weight; and among its programs, the seconds."""
     program, seconds = job.task.launch, view.now - job.since
     clock: float = view.tenants[job.task.tenant].clock
-    return clock, program.used + (0.0 if job.waits else seconds)
+    return clock, program.used + (0.0 if job.is_waiting else seconds)

@@ -169,7 +169,7 @@ class Core:
     def welcomes(self, request: Request) -> bool:
         """Return True if `submit` is sure to accept a request. Any thread may ask: what this reads never changes."""
         memory = self.executor.capacity.memory
-        return not self.tenants.named and all([task.memory - task.there <= memory for task in request.tasks])
+        return not self.tenants.named and all([task.memory - task.resident_bytes <= memory for task in request.tasks])
 
     def submit(self, request: Request, after: Iterable[Hashable] = ()) -> list[Job]:
         """Accept a request. Its first task arrives at ``request.arrival``, each other one when that before it ends.
@@ -196,7 +196,7 @@ class Core:
         for task, account in zip(request.tasks, accounts, strict=True):
             if not task.memory:
                 continue
-            needs, memory = task.memory - task.there, self.executor.capacity.memory
+            needs, memory = task.memory - task.resident_bytes, self.executor.capacity.memory
             bounds = ((needs, memory, "the device has"), (task.memory, account.memory, "its tenant may hold"))
             for nbytes, limit, owner in bounds:
                 if limit is not None and nbytes > limit:
@@ -228,7 +228,7 @@ class Core:
         self._released(event, self.executor.now())
 
     def _counts_memory(self, task: Task) -> None:
-        if task.memory > task.there or (task.memory and self.tenants.named):
+        if task.memory > task.resident_bytes or (task.memory and self.tenants.named):
             self.admission.counts = True
             self._queue.unrestricted = False
 
@@ -409,8 +409,8 @@ class Core:
             following.started = time
         if train:
             self._trains[following] = train
-        if train.given:
-            train.given -= 1
+        if train.queued_on_device:
+            train.queued_on_device -= 1
         else:
             self._begin_next(following, train)
 
@@ -420,7 +420,7 @@ class Core:
         assert train is not None
         position = train.index(job)
         del train[position]
-        train.given -= position < train.given
+        train.queued_on_device -= position < train.queued_on_device
         if not train:
             del self._trains[next(head for head, queued in self._trains.items() if queued is train)]
 
@@ -440,7 +440,7 @@ class Core:
                     break
             except Exception:  # its launch raises it again
                 break
-            train.given += 1
+            train.queued_on_device += 1
             last = following
 
     def _renew(self, known: Any, now: float) -> None:
@@ -621,10 +621,10 @@ class Core:
         head = min(heads, key=lambda running: len(self._trains.get(running, ())))
         train = self._trains.get(head) or Train()
         last = next((queued for queued in reversed(train) if queued.state is RUNNING), head)
-        if train.given == len(train):
+        if train.queued_on_device == len(train):
             self._launching = job
             try:
-                train.given += self.executor.launch_behind(job, placement, last)
+                train.queued_on_device += self.executor.launch_behind(job, placement, last)
             except Exception as error:  # a launch that fails is the task's failure, not the scheduler's
                 self._leave_queue(job)
                 self._finish(job, now, State.FAILED, error, {"error": repr(error)})
@@ -669,7 +669,9 @@ class Core:
         if job.train is None:
             job.ran += now - job.since
         job.since = now
-        is_unqueued = job.train is not None and job.train.index(job) >= job.train.given  # the device does not have it
+        is_unqueued = (
+            job.train is not None and job.train.index(job) >= job.train.queued_on_device
+        )  # the device does not have it
         failed = {} if is_unqueued else _failure_of(self.executor.preempt, job, mode)
         self._write("preempt", job, now, {**why, "mode": mode, "saved": self._saved(job), **failed})
         if is_unqueued:

@@ -1,4 +1,4 @@
-"""Log: the events of a scheduler and its decisions, equal for every executor."""
+"""`Log`: the events and decisions of a scheduler, in one format for all executors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, TextIO
 from .. import errors
 from .._check import checked_integer
 
-KEPT = 16_384
-"""Events that a scheduler keeps by default: some five thousand tasks, ten megabytes."""
+DEFAULT_MAX_EVENTS = 16_384
+"""Default capacity of the log of a scheduler, in events: about 5,000 tasks and 10 MB."""
 
 KINDS = (
     "arrive",
@@ -38,15 +38,15 @@ class Event:
     Attributes
     ----------
     time : float
-        Seconds since the executor was made.
+        Seconds since the executor was created.
     kind : str
-        One of `KINDS`. "hold" is a preemption that was weighed and not done.
+        One of `KINDS`. "hold" is a preemption that the policy considered and declined.
     task : int
         `Task.number`.
     name, tenant : str
-        Of the task.
+        Name and tenant of the task.
     why : dict
-        The rule that decided and the figures that it compared; ``explain`` prints them.
+        The rule of the decision and the values that it compared; ``explain`` prints them.
     """
 
     time: float
@@ -57,7 +57,7 @@ class Event:
     why: dict[str, Any] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        """Return its fields by name."""
+        """Return the fields by name."""
         return {name: getattr(self, name) for name in _FIELDS}
 
 
@@ -70,78 +70,79 @@ class Log:
     Parameters
     ----------
     kinds : collection of str, optional
-        Kinds to keep, of `KINDS`; all by default. Others are not even made, which saves a simulation time and memory.
-    most : int, optional
-        Events that are kept, the last ones (up to an eighth more); all by default.
+        The `KINDS` to record; all by default. Other events are not created, which saves a simulation time and memory.
+    max_events : int, optional
+        Number of latest events to keep, plus up to an eighth; all by default.
 
     Attributes
     ----------
     events : list of Event
-        A new one each time.
+        A new list on each access.
     dropped : int
-        Events that are not kept any more.
+        Number of deleted events.
     about : dict
-        About the run, as plain data: policy, rates, seed, device. The first line of a file, unless empty.
+        Properties of the run as plain data: policy, rates, seed, device. The first line of a file, unless empty.
     """
 
-    def __init__(self, kinds: Container[str] | None = None, *, most: int | None = None) -> None:
-        self._noted: list[Event | tuple[Any, ...]] = []
+    def __init__(self, kinds: Container[str] | None = None, *, max_events: int | None = None) -> None:
+        self._records: list[Event | tuple[Any, ...]] = []
         self.dropped = 0
-        self.most = None if most is None else checked_integer(most, "most")
-        self._full = math.inf if self.most is None else self.most + max(1, self.most >> 3)
+        self.max_events = None if max_events is None else checked_integer(max_events, "max_events")
+        limit = self.max_events
+        self._full = math.inf if limit is None else limit + max(1, limit >> 3)
         self.kinds = frozenset(KINDS) if kinds is None else kinds
         self.about: dict[str, Any] = {}
 
     @property
     def events(self) -> list[Event]:
         """Return the recorded events. Few programs read them, so they are created here."""
-        return [noted if isinstance(noted, Event) else Event(*noted) for noted in self._noted.copy()]
+        return [record if isinstance(record, Event) else Event(*record) for record in self._records.copy()]
 
     def add(self, event: Event) -> None:
         """Append an event.
 
-        A scheduler calls it in its thread when it has carried out what it decided: it must not raise, and must not call
-        the scheduler.
+        A scheduler calls this method in its thread after it has executed its decisions. An override must not raise and
+        must not call the scheduler.
         """
         self._append(event)
 
-    def note(self, found: Sequence[tuple[Any, ...]]) -> None:
+    def note(self, records: Sequence[tuple[Any, ...]]) -> None:
         """Append events by their fields, in the order of `Event`."""
         if type(self).add is Log.add:
-            for fields in found:
+            for fields in records:
                 self._append(fields)
         else:  # a subclass receives events
-            for fields in found:
+            for fields in records:
                 self.add(Event(*fields))
 
-    def _append(self, noted: Event | tuple[Any, ...]) -> None:
-        self._noted.append(noted)
-        if len(self._noted) >= self._full:  # rarely: the remaining events move to the front
-            assert self.most is not None
-            count = len(self._noted) - self.most
-            del self._noted[:count]  # one step: other threads read
+    def _append(self, record: Event | tuple[Any, ...]) -> None:
+        self._records.append(record)
+        if len(self._records) >= self._full:  # rarely: the remaining events move to the front
+            assert self.max_events is not None
+            count = len(self._records) - self.max_events
+            del self._records[:count]  # one step: other threads read
             self.dropped += count
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self.events)
 
     def __len__(self) -> int:
-        return len(self._noted)
+        return len(self._records)
 
     def write(self, stream: TextIO) -> None:
-        """Write one JSON object a line; the first is ``{"about": ...}``, unless `about` is empty.
+        """Write one JSON object per line. The first is ``{"about": ...}``, unless `about` is empty.
 
-        It has ``dropped`` where events are not kept any more.
+        That object has the field ``dropped`` if events were deleted.
         """
-        about = {**self.about, "dropped": self.dropped} if self.dropped else self.about
-        if about:
-            stream.write(json.dumps({"about": about}, sort_keys=True) + "\n")
+        header = {**self.about, "dropped": self.dropped} if self.dropped else self.about
+        if header:
+            stream.write(json.dumps({"about": header}, sort_keys=True) + "\n")
         for event in self.events:
             stream.write(json.dumps(event.plain(), sort_keys=True) + "\n")
 
     @classmethod
-    def read(cls, lines: Iterable[str], path: str = "a log") -> Log:
-        """Read what `write` wrote.
+    def read(cls, text_lines: Iterable[str], path: str = "a log") -> Log:
+        """Read the lines of a file that `write` wrote.
 
         Raises
         ------
@@ -149,7 +150,7 @@ class Log:
             A line is not an event; the message names `path` and the line.
         """
         log = cls()
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(text_lines, 1):
             if not line.strip():
                 continue
             try:
@@ -176,7 +177,7 @@ class Log:
         Raises
         ------
         MissingFileError
-            There is no such file.
+            The file does not exist.
         FormatError
             A line is not an event of a log.
         """

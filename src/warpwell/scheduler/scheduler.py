@@ -20,7 +20,7 @@ from .callables import Call, as_launch, at_present
 from .core import Core
 from .data_order import Access, DataOrder
 from .dispatcher import Dispatcher, Watchdog
-from .events import KEPT, Log
+from .events import DEFAULT_MAX_EVENTS, Log
 from .executor import Executor
 from .executors import executor_of
 from .handle import Handle, RequestHandle, TaskFuture
@@ -135,7 +135,7 @@ class Scheduler:
         ):
             if not fits:
                 raise errors.ArgumentError(f"{name} is {given!r:.60}: give {wanted}", name=name)
-        self.log = Log(most=KEPT) if log is None else log
+        self.log = Log(max_events=DEFAULT_MAX_EVENTS) if log is None else log
         self._analyzer: Callable[[Task], Profile] | None = Learner(saves=True) if analyzer is None else analyzer
         self._learner = learner = self._analyzer if isinstance(self._analyzer, Learner) else None
         made = executor if executor is not None else executor_of(self.device)
@@ -341,8 +341,8 @@ class Scheduler:
             deadline=first.deadline,
             memory=max([task.memory for task in tasks]),
         )
-        task.there = sum(int(array.nbytes) for array in arrays.values())
-        task.memory = max(task.memory, task.there)
+        task.resident_bytes = sum(int(array.nbytes) for array in arrays.values())
+        task.memory = max(task.memory, task.resident_bytes)
         return task
 
     def submit_tasks(
@@ -415,7 +415,7 @@ class Scheduler:
             nbytes = int(array.nbytes)
             held += nbytes
             if keeps(array):
-                task.there += nbytes
+                task.resident_bytes += nbytes
         task.memory = max(task.memory, held)
         if profile is None and self._analyzer is not None:
             profile = self._analyzer(task)

@@ -1,4 +1,4 @@
-"""Task: one kernel launch that waits for, or has, a share of a GPU; requests are tasks in order."""
+"""`Task`: one kernel launch and its state in a scheduler. A request is a sequence of tasks."""
 
 from __future__ import annotations
 
@@ -27,39 +27,39 @@ class Kind(enum.Enum):
     MEMORY = "memory"
     COMPUTE = "compute"
 
-    __hash__ = object.__hash__  # Enum's is a Python function, and policies sort into buckets by class all the time
+    __hash__ = object.__hash__  # faster than Enum.__hash__; policies hash classes for each bucket
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Known or predicted figures of a kernel that runs alone on the whole GPU.
+    """Known or predicted properties of a kernel that runs alone on the whole GPU.
 
     Attributes
     ----------
     kind : Kind or None
-        None where nothing is known: the kernel is probed first.
+        None if the class is unknown: the scheduler probes the kernel first.
     seconds : float or None
-        Time that the untransformed kernel takes alone.
+        Solo runtime of the unmodified kernel.
     instructions : float or None
-        Warp instructions of the whole launch. ``instructions / seconds`` is its instruction rate alone.
+        Warp instructions of the whole launch. ``instructions / seconds`` is its solo instruction rate.
     registers, shared : int
-        Bytes a block holds while it is resident: 4 times the allocated registers a thread times its threads; static and
+        Bytes that a resident block holds: 4 times the allocated registers per thread times its threads; static and
         dynamic shared memory.
     threads : int
-        Threads a block.
+        Threads per block.
     resident : int
-        Blocks resident on the whole GPU when it runs alone.
+        Resident blocks on the whole GPU when the kernel runs alone.
     miss_rate : float
-        Misses of the second-level cache as a ratio of its accesses, 0 to 1.
+        L2 miss rate, 0 to 1.
     bandwidth : float
-        Fraction of the memory's bandwidth that it takes alone, 0 to 1.
+        Fraction of the memory bandwidth that the kernel uses alone, 0 to 1.
     compute : float
-        Fraction of the issue slots that it takes alone, 0 to 1.
+        Fraction of the issue slots that the kernel uses alone, 0 to 1.
     need : float
-        Fraction of the multiprocessors that it needs to run as fast as alone (Orion's ``SM_usage``), 0 to 1.
+        Fraction of the multiprocessors that the kernel needs for its solo speed (``SM_usage`` of Orion), 0 to 1.
     source : str
-        Where the figures come from: "measured", "predicted" (from other sizes), "cold" (nothing is known: the
-        conservative answer), "imputed", "trace", "given".
+        Origin of the values: "measured", "predicted" (from other sizes), "cold" (conservative defaults of an unprofiled
+        kernel), "imputed", "trace", "given".
     """
 
     kind: Kind | None = None
@@ -76,7 +76,7 @@ class Profile:
     source: str = "given"
 
     def __post_init__(self) -> None:
-        # a simulation makes one for every task: correct values cost no loop and no call
+        # A simulation creates one profile per task: valid values take no loop and no call.
         seconds, instructions = self.seconds, self.instructions
         if not (
             (seconds is None or (type(seconds) in _NUMBERS and 0 <= seconds <= 1e15))
@@ -102,15 +102,15 @@ class Profile:
             self._convert()
 
     def _convert(self) -> None:
-        """Convert numbers of other types, and refuse other values."""
+        """Convert numbers of other types, and raise ArgumentError for other values."""
         if self.kind is not None and not isinstance(self.kind, Kind):
             raise errors.ArgumentError(f"kind of a profile is {shown(self.kind)}: give a Kind, or None", name="kind")
-        for name, most in _AMOUNTS.items():
+        for name, maximum in _AMOUNTS.items():
             value = getattr(self, name)
-            if type(value) is float and 0 <= value <= most:
+            if type(value) is float and 0 <= value <= maximum:
                 continue
-            if value is not None or most == 1:
-                object.__setattr__(self, name, checked_number(value, name, maximum=most, of="a profile"))
+            if value is not None or maximum == 1:
+                object.__setattr__(self, name, checked_number(value, name, maximum=maximum, of="a profile"))
         for name in _COUNTS:
             value = getattr(self, name)
             if type(value) is not int or not 0 <= value <= INT64_MAX:
@@ -126,25 +126,25 @@ class Task:
     Attributes
     ----------
     name : str
-        The kernel's name: what history and the pair matrix are kept under.
+        Name of the kernel, the key of its history and of its row in the pair matrix.
     blocks : int
         Thread blocks of the launch.
     profile : Profile
-        What the scheduler believes. An executor that simulates has its own truth (see `Simulator`).
+        Estimate of the scheduler. A simulator has its own ground-truth profile (see `Simulator`).
     launch, arguments : object
         ``kernel[n]`` and its arguments; None in a simulation.
     tenant : str
     priority : int
-        Larger is sooner. 0 by default. Of 64 bits, as all whole numbers here; it counts as far as the ceiling of its
-        tenant (see `Tenant`), which is 8 unless a setting says otherwise.
+        Larger is sooner; default 0. A signed 64-bit integer, limited to the ceiling of its tenant (see `Tenant`), which
+        is 8 by default.
     deadline : float or None
         Seconds after arrival, up to 1e9.
     memory : int or str
-        Device memory, in bytes or as "1GiB", that it holds from admission to its end, preempted or not.
-    there : int
-        Of these, bytes that are in the device's memory already: they count for its tenant, and need no free memory.
+        Device memory, in bytes or as "1GiB", that the task holds from admission to its end, preempted or not.
+    resident_bytes : int
+        Bytes of `memory` that are already in device memory: they count for the tenant, and need no free memory.
     size : dict
-        Names and numbers that say how large the input is: features of the predictor.
+        Input sizes by name: features of the predictor.
     whole : str
         Why the kernel cannot be cut into blocks, empty where it can: it then runs whole (``placement.plain``), cannot
         be preempted, and the log has this text (``why["whole"]`` of its "launch").
@@ -153,11 +153,11 @@ class Task:
     known : KernelRecord or None
         What the scheduler's analyzer has learnt of this code and size (see `warpwell.scheduler.predict.learner`).
     cut : object
-        The launch cut into blocks (`Launch.cut`), for the first executor that launches it; None once it has been used.
+        The launch cut into blocks (`Launch.cut`) for the first executor that launches the task; None after its use.
     prepared : Prepared or None
-        What it shares with other tasks of the same prepared launch.
+        The state that tasks of the same prepared launch share.
     accesses : sequence of Access
-        Memory that it uses: it follows earlier tasks that use the same memory, unless all of them only read it.
+        Memory that the task uses. The task follows earlier tasks that use the same memory, unless all only read it.
     """
 
     name: str
@@ -169,7 +169,7 @@ class Task:
     priority: int = 0
     deadline: float | None = None
     memory: int = 0
-    there: int = 0
+    resident_bytes: int = 0
     size: dict[str, float] = field(default_factory=dict)
     whole: str = ""
     number: int = -1
@@ -179,8 +179,8 @@ class Task:
     accesses: Sequence[Access] = ()
 
     def __post_init__(self) -> None:
-        # Invalid values must be found here: in the scheduler's thread they would end all tasks. A simulation makes a
-        # hundred thousand of these, so correct values cost a comparison and no call.
+        # Reject invalid values here: in the scheduler's thread they would end all tasks. A simulation creates 100,000
+        # tasks, so a valid value takes a comparison and no call.
         if type(self.name) is not str or type(self.tenant) is not str:
             _require_text(self.name, "name")
             _require_text(self.tenant, "tenant")
@@ -218,7 +218,7 @@ class Prepared:
         self.forms: Any = None
 
     def new_task(self) -> Task:
-        """Return one more task of the launch, whose fields were checked when it was prepared."""
+        """Return another task of the launch. Its fields were checked when the launch was prepared."""
         task = copy.copy(self.task)
         task.cut = None
         if task.known is not None:
@@ -228,17 +228,17 @@ class Prepared:
 
 @dataclass(eq=False)
 class Request:
-    """An application: tasks in order, of which only the head competes (claim 1 of the source).
+    """An application: tasks in order. Only the first unfinished task competes (claim 1 of the source).
 
     Attributes
     ----------
     name : str
     tasks : sequence of Task
     arrival : float
-        Seconds since the executor was made.
+        Seconds since the executor was created.
     first : int or None
-        Number of its first task, where the caller numbers tasks; the others follow. No task that has not ended may
-        have one of these. None: the scheduler numbers them.
+        Number of the first task if the caller numbers tasks; later tasks have consecutive numbers. An unfinished task
+        must not have the same number. None: the scheduler numbers the tasks.
     """
 
     name: str
@@ -250,11 +250,11 @@ class Request:
         if not self.tasks:
             raise errors.ArgumentError(f"request {self.name!r} has no tasks")
         if not self.arrival >= 0:
-            raise errors.ArgumentError(f"request {self.name!r} arrives at {self.arrival} s: time begins at 0")
+            raise errors.ArgumentError(f"request {self.name!r} arrives at {self.arrival} s: give 0 or more")
 
 
 class State(enum.Enum):
-    """Where a task is: WAITING, RUNNING, STOPPING (asked to leave), PREEMPTED (waits again), and the ends."""
+    """State of a task: WAITING, RUNNING, STOPPING (asked to leave), PREEMPTED (waits again), or a final state."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -267,7 +267,7 @@ class State(enum.Enum):
     __hash__ = object.__hash__
 
 
-# Members by name: of an enum, one takes five times as long to look up.
+# Module-level names: the lookup of an enum member takes five times as long.
 MEMORY, COMPUTE = Kind.MEMORY, Kind.COMPUTE
 WAITING, RUNNING, PREEMPTED, STOPPING = State.WAITING, State.RUNNING, State.PREEMPTED, State.STOPPING
 DONE, CANCELLED = State.DONE, State.CANCELLED
@@ -280,11 +280,11 @@ class Placement:
     Attributes
     ----------
     workers : int or None
-        Blocks resident at most on the whole GPU (its quota); None: as many as fit.
+        Maximum number of resident blocks on the whole GPU (the quota); None: no limit.
     priority : int
         Priority of the stream; larger is sooner.
     plain : bool
-        Launch the untransformed kernel, which cannot be preempted (left-over, and kernels that cannot be transformed).
+        Launch the unmodified kernel, which cannot be preempted (left-over, and kernels that cannot be transformed).
     """
 
     workers: int | None = None
@@ -294,33 +294,33 @@ class Placement:
 
 @dataclass(eq=False)
 class Job:
-    """A task's record in the scheduler: what policies see and the scheduler alone changes.
+    """The state of a task in the scheduler. Policies read it, and only the scheduler changes it.
 
     Attributes
     ----------
     priority : int
-        That of its task, as far as it counts (`Tenant.ceiling`).
+        Priority of the task, limited by `Tenant.ceiling`.
     arrival : float
-        When it could first have been launched: the request's arrival, or the end of the task before it.
+        Earliest time of a launch: the arrival of the request, or the end of the task before it.
     since : float
-        When it last entered its state.
+        Time of the last change of `state`.
     done : int
-        Blocks that have ended, as the executor last said.
+        Completed blocks, as last reported by the executor.
     alone : bool
-        Whether it has had the whole device since its launch, so that its time says what it takes alone.
+        Whether the job has had the whole device since its launch, so that its time is the solo runtime.
     ran : float
-        Seconds in which it was resident, up to `since`.
+        Resident seconds up to `since`.
     preemptions : int
     placement : Placement or None
-        Where it runs; None while it waits.
+        Placement of the current launch; None while the job waits.
     number : int
-        Its place in the order of submission: what logs call it, and what ties are broken by.
+        Position in the order of submission. Logs identify a job by it, and policies break ties by it.
     after : tuple of int
-        Numbers of the tasks whose data it waits for, or waited for.
+        Numbers of the tasks that the job follows because of their data.
     handle : Handle or None
-        The future of its submitter, until it has ended.
+        Future of the submitter, until the job has ended.
     train : Train or None
-        What it is in, behind a running job; None where it does not wait for the end of one.
+        Launch queue that contains the job; None if it is not queued after a running job.
     """
 
     task: Task
@@ -344,48 +344,48 @@ class Job:
 
     @property
     def needs(self) -> int:
-        """Bytes of free memory that it is to have."""
-        return self.task.memory - self.task.there
+        """Bytes of free memory that the job must allocate."""
+        return self.task.memory - self.task.resident_bytes
 
     @property
-    def waits(self) -> bool:
-        """Whether a policy may launch it."""
+    def is_waiting(self) -> bool:
+        """Whether a policy may launch the job."""
         return self.state is WAITING or self.state is PREEMPTED
 
     @property
     def left(self) -> float:
-        """Fraction of its blocks that have not ended."""
+        """Fraction of the blocks that have not ended."""
         return 1.0 - self.done / self.task.blocks
 
     @property
     def rest(self) -> float | None:
-        """Seconds that it would still take alone; None where that is not known."""
+        """Remaining solo time in seconds; None if it is unknown."""
         seconds = self.task.profile.seconds
         return None if seconds is None else seconds * self.left
 
 
 class Train(deque[Job]):
-    """Jobs behind a running one, in the order in which they are to begin.
+    """The launch queue of a running job: jobs that start after it, in order.
 
     Attributes
     ----------
-    given : int
-        How many of them, the first ones, the executor has (`Executor.launch_behind`). The others wait for their turn
-        in the scheduler.
+    queued_on_device : int
+        Number of leading jobs that the executor has queued (`Executor.launch_behind`). The remaining jobs wait in the
+        scheduler.
     """
 
-    given = 0
+    queued_on_device = 0
 
 
 def require_profile(profile: Any, task: str) -> Profile:
-    """Return the profile of a task. Raises `ArgumentError` where it is something else."""
+    """Return the profile of a task. Raise `ArgumentError` if it has another type."""
     if not isinstance(profile, Profile):
         raise errors.ArgumentError(f"profile of task {task!r} is {shown(profile)}: give a Profile", name="profile")
     return profile
 
 
 def checked_size(size: Any) -> Any:
-    """Return the size of a task. Raises `ArgumentError` where it is no mapping, and not None."""
+    """Return the size of a task. Raise `ArgumentError` if it is not a mapping or None."""
     if size is not None and not isinstance(size, Mapping):
         raise errors.ArgumentError(f"size is {size!r:.60}: give names and numbers", name="size")
     return size

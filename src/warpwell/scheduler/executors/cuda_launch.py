@@ -58,7 +58,7 @@ class Ahead:
         """Prepare one job that is not among `launched`; return False if no job is left."""
         while self._coming:
             job = self._coming.popleft()
-            if not job.waits or job in launched or job in self._made:
+            if not job.is_waiting or job in launched or job in self._made:
                 continue
             if self._gpu.at_hand(job.task.launch, job.task.arguments):
                 run = CudaRun(job, Placement())

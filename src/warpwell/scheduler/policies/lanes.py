@@ -402,7 +402,7 @@ class Lanes(Policy):
         """Return the share of each kernel of a pair, memory-intensive first, and start to measure their rates."""
         memory, compute = in_order(job, mate)
         share = self._live.choose(memory, compute, lambda: _work(view), _shortest(view))
-        if all([(j.waits and not self._short(view, j)) or preemptible(j) for j in (job, mate)]):
+        if all([(j.is_waiting and not self._short(view, j)) or preemptible(j) for j in (job, mate)]):
             self._live.begin(memory, compute, view.now, min_seconds)  # otherwise their progress is unknown
         return [(memory, share), (compute, 1.0 - share)]
 

@@ -150,7 +150,7 @@ class ServiceLog(Log):
     """A log that also hands each event to a function, with times and numbers of the whole service."""
 
     def __init__(self, report: Callable[[Event], None]) -> None:
-        super().__init__(most=KEPT_EVENTS)
+        super().__init__(max_events=KEPT_EVENTS)
         self.offset, self._report = 0.0, report
 
     def add(self, event: Event) -> None:
@@ -602,7 +602,7 @@ class DeviceProcess:
                 numbers = {number for kind, number in task["arguments"] if kind == "buffer"}
                 reserved = sum(_buffer(submission.buffers, number).nbytes for number in numbers)
                 made.memory = max(0, made.memory - reserved)
-                made.there = max(0, made.there - reserved)
+                made.resident_bytes = max(0, made.resident_bytes - reserved)
                 ready.append(made)
             with self._lock:
                 first = self._page.reserve_numbers(len(ready))
