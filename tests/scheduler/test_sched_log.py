@@ -36,7 +36,7 @@ def test_events_are_consecutive_while_the_first_ones_are_dropped() -> None:
             super().__delitem__(which)  # type: ignore[arg-type]
             snapshots.append([event.task for event in log.events])
 
-    log._noted = Watched()
+    log._records = Watched()
     for k in range(60):
         log.note([(0.0, "launch", k, "u", "b", {})])
     assert len(snapshots) > 60
