@@ -1,7 +1,8 @@
-"""Dispatcher: the thread that alone touches a core and its executor; others send it calls.
+"""`Dispatcher`: the only thread that uses a core and its executor. Other threads send it calls.
 
-It sleeps in ``Executor.wait`` while something runs or is due, and else until somebody calls. It ends when it was closed
-and nothing is left, or when the device or the policy fails: then every task that has not ended fails with the reason.
+The thread sleeps in ``Executor.wait`` while a task runs or an event is due, and otherwise until another thread sends a
+call. It exits after `close` when all tasks have ended, or when the device or the policy fails: then every unfinished
+task fails with that error.
 """
 
 from __future__ import annotations
@@ -32,52 +33,52 @@ _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PATIENCE = 10.0
-"""Seconds that a cancelling close waits for running blocks, and any close for a policy that could launch something and
-does not; then it gives the tasks up."""
+"""Time that a cancelling close waits for running blocks, and any close for a policy that could launch a task and does
+not. After that, the close abandons the tasks. Chosen, not fitted."""
 
 MAX_CALLS = 1024
-"""Calls of other threads that are made before the core is stepped again."""
+"""Maximum number of calls of other threads between two steps of the core."""
 
 Reply = queue.SimpleQueue[tuple[Any, BaseException | None]]
-"""Where a result or an error goes. A `Future` would not do: Ctrl-C may leave its lock with who waits, for ever."""
+"""Queue for a result or an error. Not a `Future`: Ctrl-C can leave its lock held by the waiting thread."""
 
 Call = tuple[Callable[[], Any], Reply | None]
-"""What another thread wants done, and where the answer goes; nobody waits for it where that is None."""
+"""A function that another thread sends, and the queue for its result; None if that thread does not wait."""
 
 _live: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 
 
 class Watchdog:
-    """Looks whether blocks begin and end.
+    """Detects stuck tasks by their block counts.
 
-    A task that has a block in hand, and begins none and ends none for `seconds`, is stuck. Compiling, waiting for a
-    place and waiting between two blocks are not. A task that runs whole shows nothing until it ends, so it is never
+    A task is stuck if it has a running block, and starts and ends no block for `seconds`. A task that compiles or has
+    no running block is not stuck. An unmodified kernel reports no progress until it ends, so it never counts as
     stuck.
 
     Parameters
     ----------
     seconds : float or None
-        None: nothing is stuck.
+        None: no task counts as stuck.
 
     Attributes
     ----------
     due : float or None
-        When to look next, while something runs.
+        Time of the next check while a task runs.
     """
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds = None if seconds is None else checked_seconds(seconds, "stuck_after")
         self.due = None if seconds is None else 0.0
-        # It keeps no job: nothing looks again after the last one, and the arguments of that would stay.
-        self._seen: weakref.WeakKeyDictionary[Job, tuple[tuple[int, int], float]] = weakref.WeakKeyDictionary()
+        # Weak keys: after the last task no check follows, and its arguments must not stay alive.
+        self._progress: weakref.WeakKeyDictionary[Job, tuple[tuple[int, int], float]] = weakref.WeakKeyDictionary()
 
     def look(self, running: Iterable[Job], executor: Executor) -> list[Job]:
-        """Return the tasks that are stuck, each once; before `due`, none."""
+        """Return the stuck tasks, each once; an empty list before `due`."""
         now = executor.now()
         if self.seconds is None or self.due is None or now < self.due:
             return []
         self.due = now + self.seconds / 4
-        seen, self._seen = self._seen, weakref.WeakKeyDictionary()
+        last_progress, self._progress = self._progress, weakref.WeakKeyDictionary()
         stuck = []
         for job in running:
             if job.placement is not None and job.placement.plain:
@@ -85,13 +86,13 @@ class Watchdog:
             done, claimed = executor.progress(job), executor.claimed(job)
             if claimed <= done:
                 continue
-            sign, since = seen.get(job, ((-1, -1), now))
-            if sign != (done, claimed):
+            counts, since = last_progress.get(job, ((-1, -1), now))
+            if counts != (done, claimed):
                 since = now
             if now - since >= self.seconds:
                 stuck.append(job)
             else:
-                self._seen[job] = ((done, claimed), since)
+                self._progress[job] = ((done, claimed), since)
         return stuck
 
     def error(self, job: Job) -> errors.StallError:
@@ -106,20 +107,20 @@ class Watchdog:
 
 
 class Dispatcher:
-    """Runs a core in a thread of its own.
+    """Runs a core in its own thread.
 
     Parameters
     ----------
     make : callable
-        ``make(log)`` returns the core; called in the thread, because a GPU's context belongs to a thread.
+        ``make(log)`` returns the core. Called in the thread, because a GPU context belongs to a thread.
     log : Log
-        What the core writes to.
+        Log of the core.
     watchdog : Watchdog
 
     Raises
     ------
     Exception
-        What `make` raised.
+        `make` raised it.
     """
 
     def __init__(self, make: Callable[[Log], Core], log: Log, watchdog: Watchdog) -> None:
@@ -140,7 +141,7 @@ class Dispatcher:
         self._thread = threading.Thread(target=self._main, args=(make, ready), name="warpwell-scheduler", daemon=True)
         try:
             self._thread.start()
-            _answer_of(ready)
+            _reply_of(ready)
         except KeyboardInterrupt:
             self.retire()
             raise
@@ -154,7 +155,7 @@ class Dispatcher:
         Raises
         ------
         ClosedError, SchedulerError, ForkError
-            There is no such thread any more (in this process).
+            The thread has exited, or this process does not have it.
         """
         self.require_process()
         if threading.current_thread() is self._thread:
@@ -166,24 +167,24 @@ class Dispatcher:
                 raise self._closed_error()
             self._calls.put((function, reply))
         self.core.executor.wake()
-        value: T = _answer_of(reply)
+        value: T = _reply_of(reply)
         return value
 
     def submit(self, request: Request, handles: list[Handle], after: Sequence[Future[Any]]) -> None:
-        """Take in a request, once all of `after` have ended well.
+        """Submit a request. It arrives after all of `after` have succeeded.
 
         Raises
         ------
         ClosedError
             The scheduler is closed.
         TaskMemoryError, QuotaError, SchedulerError, ForkError
-            It was refused.
+            The request was rejected.
         """
         try:
             if threading.get_ident() == self._thread.ident or not self.core.welcomes(request):
                 self.call(lambda: self._submit(request, handles, after))
                 return
-            # nobody waits for the thread: it may be long in coming where others want the interpreter
+            # Do not wait for the thread: it is slow while other threads hold the interpreter lock.
             self.require_process()
             with self._gate:
                 if self._refuses:
@@ -191,8 +192,8 @@ class Dispatcher:
                 self._calls.put((functools.partial(self._submit_later, request, handles, after), None))
             self.core.executor.wake()
         except KeyboardInterrupt:
-            # the caller gets no handles, so these tasks must not run
-            self._calls_back(lambda: self._cancel_all(handles))
+            # The caller gets no handles, so these tasks must not run.
+            self._call_later(lambda: self._cancel_all(handles))
             raise
 
     def cancel(self, handle: Handle) -> bool:
@@ -203,7 +204,7 @@ class Dispatcher:
             return handle.cancelled()
 
     def state_of(self, handle: Handle) -> State:
-        """Return the state of a task that has not ended for those who wait for it."""
+        """Return the state of a task; RUNNING until its future is complete."""
         job = handle.job
         if job is None:
             return State.WAITING
@@ -217,23 +218,23 @@ class Dispatcher:
         timeout: float | None = None,
         left: list[Handle] | None = None,
     ) -> bool:
-        """Refuse new tasks, run the others to their end (or cancel them), and end the thread.
+        """Reject new tasks, run accepted tasks to their end (or cancel them), and end the thread.
 
         Parameters
         ----------
         cancel : bool
         patience, timeout : float
-            Seconds that cancelled tasks have to leave, and that this waits for the thread.
+            Seconds that cancelled tasks have to leave, and seconds to wait for the thread.
         left : list of Handle, optional
-            Gets the handles that are cancelled.
+            Receives the handles of the cancelled tasks.
 
         Returns
         -------
         bool
-            Whether the thread has ended (within `timeout` seconds); False where it cannot wait for itself.
+            Whether the thread has ended within `timeout` seconds; False if called in that thread.
         """
         if self._process != os.getpid():
-            return True  # a forked child: all of this is its parent's
+            return True  # a forked child: the parent owns the thread
         with self._gate:
             self._refuses = True
             if not self._closed:
@@ -250,7 +251,7 @@ class Dispatcher:
             self._calls.put((lambda: self._close(False, PATIENCE, []), None))
 
     def require_process(self) -> None:
-        """Raise in a process that was forked from the dispatcher's."""
+        """Raise ForkError in a process that was forked from the process of the dispatcher."""
         if self._process != os.getpid():
             raise errors.ForkError(
                 f"this scheduler belongs to process {self._process} and this is {os.getpid()}, forked from it: make "
@@ -259,7 +260,7 @@ class Dispatcher:
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended the thread before it was closed: the device's failure, or the policy's."""
+        """The error of the device or the policy that ended the thread; None without one."""
         return self._failure
 
     # -- the thread ----------------------------------------------------------------------------------------------
@@ -276,7 +277,7 @@ class Dispatcher:
         del ready
         try:
             self._run()
-        except BaseException as error:  # told to all who wait
+        except BaseException as error:  # reported to all waiting threads
             self._failure = error
         with self._gate:
             self._closed = self._refuses = True
@@ -293,7 +294,7 @@ class Dispatcher:
         lingers = False
         while True:
             self._again = False
-            self._answer()
+            self._execute_calls()
             times = [core.step()]
             self._settle()
             if core.running:
@@ -303,7 +304,7 @@ class Dispatcher:
             if self._closing:
                 if not (core.busy or core.blocked):
                     return
-                times.append(self._hurry(times[0]))
+                times.append(self._expire_tasks(times[0]))
             if self._again or not self._calls.empty():
                 continue
             due = min((t for t in times if t is not None), default=None)
@@ -314,11 +315,11 @@ class Dispatcher:
                 executor.wait(executor.now() + executor.linger)
                 lingers = not self._calls.empty()
             else:
-                self._answer(self._calls.get())
+                self._execute_calls(self._calls.get())
                 lingers = executor.linger > 0
 
-    def _answer(self, first: Call | None = None) -> None:
-        """Make the calls that other threads have sent so far."""
+    def _execute_calls(self, first: Call | None = None) -> None:
+        """Execute the calls that other threads have sent so far."""
         for _ in range(min(MAX_CALLS, self._calls.qsize() + (first is not None))):
             call, first = first, None
             if call is None:
@@ -326,10 +327,10 @@ class Dispatcher:
                     call = self._calls.get_nowait()
                 except queue.Empty:
                     break
-            self._make(*call)
+            self._execute(*call)
 
-    def _make(self, function: Callable[[], Any], reply: Reply | None) -> None:
-        """Make a call."""
+    def _execute(self, function: Callable[[], Any], reply: Reply | None) -> None:
+        """Execute a call and send its result."""
         try:
             value = function()
         except BaseException as error:
@@ -347,23 +348,23 @@ class Dispatcher:
         core = self.core
         ended, core.ended = core.ended or [], []
         for job in ended:
-            # an executor that lost it raises when it is polled
+            # the executor of a lost task raises in `poll`
             self._again |= isinstance(job.error, errors.TaskLostError)
             _settle_one(job, job.error, cancelled=job.state is State.CANCELLED)
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
     def _submit(self, request: Request, handles: list[Handle], after: Sequence[Future[Any]]) -> None:
-        """Accept a request, which arrives once all of `after` have ended well."""
+        """Accept a request. It arrives after all of `after` have succeeded."""
         if self._closing:
             raise self._closed_error()
-        waits = [future for future in after if not future.done()]
-        if any(f.cancelled() or f.exception() is not None for f in after if f not in waits):
+        pending = [future for future in after if not future.done()]
+        if any(f.cancelled() or f.exception() is not None for f in after if f not in pending):
             for handle in handles:
                 handle.settle(None, cancelled=True)
             return
         request.arrival = self.core.executor.now()
-        jobs = self.core.submit(request, waits)
+        jobs = self.core.submit(request, pending)
         for handle, job in zip(handles, jobs, strict=True):
             handle.job = job
             if not handle.done():
@@ -371,11 +372,11 @@ class Dispatcher:
         for handle, job in zip(handles, jobs, strict=True):
             if handle.done():  # it was cancelled before it was accepted
                 self.core.cancel(job)
-        for future in waits:
-            future.add_done_callback(lambda f: self._calls_back(lambda: self._released(jobs[0], f)))
+        for future in pending:
+            future.add_done_callback(lambda f: self._call_later(lambda: self._released(jobs[0], f)))
 
     def _submit_later(self, request: Request, handles: list[Handle], after: Sequence[Future[Any]]) -> None:
-        """Do it for a submitter who does not wait, so that what refuses it fails its handles."""
+        """Accept a request of a submitter that does not wait: an error fails the handles."""
         try:
             self._submit(request, handles, after)
         except BaseException as error:
@@ -383,13 +384,13 @@ class Dispatcher:
 
     @staticmethod
     def _refuse(handles: Iterable[Handle], error: BaseException) -> None:
-        """Fail tasks that were not taken in."""
+        """Fail the handles of rejected tasks."""
         for handle in handles:
             if not handle.done():
                 handle.settle(error)
 
-    def _calls_back(self, function: Callable[[], None]) -> None:
-        """Make a call in the dispatcher's thread without waiting for it."""
+    def _call_later(self, function: Callable[[], None]) -> None:
+        """Execute a call in the dispatcher's thread without waiting for it."""
         with self._gate:
             if self._closed:
                 return
@@ -397,7 +398,7 @@ class Dispatcher:
         self.core.executor.wake()
 
     def _released(self, job: Job, future: Future[Any]) -> None:
-        """Let a request arrive that waited for a future, or cancel it if that has failed."""
+        """Release a request that waited for a future, or cancel the request if the future failed."""
         if not future.cancelled() and future.exception() is None:
             self.core.release(future)
         elif self.core.cancel(job):
@@ -412,9 +413,9 @@ class Dispatcher:
             return True
         if job.state is State.RUNNING and not self.core.may_leave(job):
             return False
-        asked = self.core.cancel(job)
+        is_requested = self.core.cancel(job)
         self._settle()
-        return handle.cancelled() if handle.done() else asked
+        return handle.cancelled() if handle.done() else is_requested
 
     def _cancel_all(self, handles: Sequence[Handle]) -> None:
         for handle in handles:
@@ -430,11 +431,11 @@ class Dispatcher:
             self._cancel_all(left)
 
     def _pending(self) -> list[Handle]:
-        """Return the handles of all tasks that were taken in and have not ended."""
+        """Return the handles of all accepted, unfinished tasks."""
         return [job.handle for job in self.core.jobs if job.handle is not None]
 
-    def _hurry(self, due: float | None) -> float | None:
-        """While closing: fail tasks that will never run, and give up tasks that do not leave in time."""
+    def _expire_tasks(self, due: float | None) -> float | None:
+        """While closing: fail tasks that will never run, and abandon tasks that do not leave in time."""
         core, now = self.core, self.core.executor.now()
         if core.running or self._again or not core.busy or (due is not None and core.admission.barred):
             self._idle_since = None
@@ -472,14 +473,14 @@ class Dispatcher:
         self._again = True
 
     def _fail_all(self, failure: BaseException | None) -> None:
-        """Fail every task that has not ended: the thread ends, and nobody may wait for it any more."""
-        self._closing = True  # callbacks may submit: nobody would run it
-        with contextlib.suppress(Exception):  # of somebody else's log, which may be what has failed
+        """Fail every unfinished task before the thread exits, so that no thread waits for it."""
+        self._closing = True  # reject submissions of callbacks: no thread would run them
+        with contextlib.suppress(Exception):  # a log of the user may itself be the failure
             self.core.write_out()
         self._settle()
         for handle in self._pending():
             if handle.done():
-                continue  # a callback of one before it has cancelled it
+                continue  # the callback of an earlier handle has cancelled it
             lost = errors.TaskLostError(
                 f"task {handle.task.name!r} was lost: its scheduler ended ({failure}); submit it again to a new one",
                 task=handle.task.name,
@@ -491,7 +492,7 @@ class Dispatcher:
             if reply is not None:
                 reply.put((None, self._closed_error()))
             elif isinstance(function, functools.partial):
-                function()  # a submission that nobody waits for: its handles fail
+                function()  # a submission without a waiting thread: fails its handles
 
     def _closed_error(self) -> errors.WarpwellError:
         if self._failure is None:
@@ -508,8 +509,8 @@ def _settle_one(job: Job, error: BaseException | None, cancelled: bool = False) 
         handle.settle(error, cancelled=cancelled and error is None)
 
 
-def _answer_of(reply: Reply) -> Any:
-    """Wait for an answer."""
+def _reply_of(reply: Reply) -> Any:
+    """Wait for the reply to a call, and return its value or raise its error."""
     value, error = reply.get()
     if error is not None:
         raise error
@@ -518,12 +519,12 @@ def _answer_of(reply: Reply) -> Any:
 
 @atexit.register
 def _at_exit() -> None:
-    # compiled code must not go on writing to memory that the interpreter gives back
+    # Compiled code must not write to memory that the interpreter has freed.
     for dispatcher in list(_live):
         left: list[Handle] = []
         dispatcher.close(cancel=True, patience=1.0, timeout=3.0, left=left)
         lost = sum(not handle.done() or handle.cancelled() or handle.exception() is not None for handle in left)
-        # a program that ended by an exception knows that its tasks are lost
+        # after an exception of the program, the lost tasks are expected
         if lost and not hasattr(sys, "last_type"):
             _logger.error(
                 "warpwell: %d tasks of a scheduler were cancelled, as the program ended before them: call its "
