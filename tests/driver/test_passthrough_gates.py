@@ -104,7 +104,7 @@ def stay_closed(gates: Gates, seconds: float) -> None:
 def test_the_gpu_stands_at_the_closed_gate_and_the_host_goes_on(tmp_path: Path, gates: Gates, stream: str) -> None:
     text = f"""
         stream, event = {stream}, cuda.event()
-        launch(stream, 1000, 300)
+        launch(stream, 1000, 1000)
         said("enqueued")
         sys.stdin.readline()
         said(cuda.code("cuStreamQuery", stream))

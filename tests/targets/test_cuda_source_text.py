@@ -185,7 +185,7 @@ def test_a_learner_knows_its_shape() -> None:
     learner.meets(Capacity(), Machine)
     profile = learner(task)
     assert profile.threads == 256 and profile.registers == 32 * 4 * 256
-    assert task.known.sample.warps == 8 * 2 * 8
+    assert task.known.warps == 8 * 2 * 8
 
 
 class DeviceCopy:

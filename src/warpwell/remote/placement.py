@@ -503,8 +503,8 @@ class Placements:
 
     def _handle_end(self, chain: Chain, handle: PoolHandle, member: Member, result: CallResult) -> None:
         """Process the end of a task, in the thread of its device."""
-        if chain.member is not member:
-            return  # from a lost device, after the chain was placed on another one
+        if chain.member is not member or handle not in chain.handles:
+            return  # from a lost device, after the chain was placed on another one; or it has failed already
         try:
             error, cancelled = member.wait_for_end(handle.task, result)
             with self._lock:
