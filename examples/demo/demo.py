@@ -20,7 +20,7 @@ from rich.syntax import Syntax
 
 from warpwell._check import extra
 from warpwell.cache import Statistics, format_size
-from warpwell.cli._common import PLOT_SUFFIXES, Output, Parser, execute, new_file, output_of, scratch
+from warpwell.cli._common import Output, Parser, execute, new_file, output_of, scratch
 from warpwell.cli.graph import open_graph, run_options, run_values
 from warpwell.errors import ArgumentError, WarpwellError
 from warpwell.graph import Graph, LoadedGraph, bfs, connected_components, generate
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo."""
     output = output_of(arguments)
-    picture = new_file(arguments.out, "--out", PLOT_SUFFIXES)
+    picture = new_file(arguments.out, "--out", (".png", ".svg", ".pdf"))
     missing = [name for name in ("scipy", "matplotlib", "pyarrow") if importlib.util.find_spec(name) is None]
     if missing:
         raise ArgumentError(f"the demo needs {' and '.join(missing)}: install {extra('demo')}")
