@@ -16,7 +16,7 @@ from warpwell.scheduler.executor import Capacity
 from warpwell.scheduler.policies import POLICIES, live
 from warpwell.scheduler.predict import rates
 from warpwell.scheduler.predict.rates import ClassTable
-from warpwell.scheduler.report.prometheus import OTHERS, TENANTS, LogMetrics
+from warpwell.scheduler.report.prometheus import OTHER_TENANTS, TENANTS, LogMetrics
 from warpwell.scheduler.tenants import Tenants
 
 
@@ -126,4 +126,4 @@ def test_metrics_are_of_so_many_tenants() -> None:
             metrics.observe(Event(0.0, kind, number, "k", f"t{number}"))
     text = metrics.render()
     assert text.count("warpwell_launches_total{") == TENANTS + 1
-    assert f'warpwell_launches_total{{policy="p",tenant="{OTHERS}"}} 5' in text
+    assert f'warpwell_launches_total{{policy="p",tenant="{OTHER_TENANTS}"}} 5' in text

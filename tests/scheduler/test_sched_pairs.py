@@ -21,7 +21,7 @@ KEY = ("stream@1 {}", "logistic@2 {}")
 
 
 def test_newer_measurements_count_more_and_the_oldest_pairs_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KEPT", 3)
+    monkeypatch.setattr(module, "MAX_PAIRS", 3)
     pairs = Pairs()
     pairs.note(KEY, 0.5, (0.8, 0.4))
     pairs.note(KEY, 0.5, (1.0, 0.6))

@@ -15,7 +15,7 @@ from lab.sched.workloads import make
 from warpwell import errors, kernel
 from warpwell.scheduler.events import Event
 from warpwell.scheduler.executor import Capacity, Machine
-from warpwell.scheduler.predict.history import KEPT, LARGEST, WEIGHT, History, default_path
+from warpwell.scheduler.predict.history import LARGEST, MAX_RECORDS, WEIGHT, History, default_path
 from warpwell.scheduler.predict.identity import default_size, footprint, size_class
 from warpwell.scheduler.predict.learner import Learner
 from warpwell.scheduler.predict.peaks import machine_for
@@ -185,12 +185,12 @@ def test_writers_of_one_file_keep_what_the_others_measured(tmp_path):
 
 def test_a_history_is_bounded(tmp_path):
     history = History("d", tmp_path / "h.json")
-    for number in range(KEPT + 10):
+    for number in range(MAX_RECORDS + 10):
         history.record(KernelRecord(f"k@{number}", {"n": 1.0}, 1, seconds=1.0))
     history.save()
     again = History.load("d", tmp_path / "h.json")
-    assert len(history) == len(again) == KEPT
-    assert again.records[-1].kernel == f"k@{KEPT + 9}"
+    assert len(history) == len(again) == MAX_RECORDS
+    assert again.records[-1].kernel == f"k@{MAX_RECORDS + 9}"
     assert again.path.stat().st_size < LARGEST
 
 

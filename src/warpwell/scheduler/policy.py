@@ -77,15 +77,15 @@ class View:
 class Launch:
     """Put a waiting job on the device.
 
-    Where all places are taken, a job may still be launched plain (`Policy.ahead`): it goes behind one that runs whole,
-    into the shortest train (`View.trains`), and begins when that has ended and all that were behind it before. So many
-    short ones may be launched in one decision, and the device goes from one to the next without the scheduler. What has
-    not begun may still be preempted.
+    If all places are taken, a job may still be launched unmodified (`Policy.ahead`): it is queued after an unmodified
+    job, in the shortest train (`View.trains`), and begins when all jobs before it have ended. One decision may launch
+    several short jobs in this way, and the device continues with the next one without the scheduler. Jobs that have not
+    begun may still be preempted.
 
-    A job goes into the train of the running job `behind` where that is given, whether the two are plain or not: its
-    workers begin when those of that job have left, and `Policy.ahead` does not bound it. When its turn has come, the
-    policy is asked. If a job is preempted,
-    those in its train leave it first; one that is launched `behind` it after that takes its place.
+    With `behind`, a job is queued in the train of that running job, whether the two are unmodified or not: its workers
+    begin when the workers of that job have left, and `Policy.ahead` does not limit it. When it is the first of its
+    train, the policy decides on it. If a job is preempted, the jobs in its train are withdrawn first; a job that is
+    launched `behind` it after that takes its place.
 
     A job that starts behind another one is the youngest: if it must be older than a running job, re-issue that job
     (`Resize.younger`) when it has started.
@@ -137,7 +137,7 @@ class Policy(ABC):
     name : str
         As ``--policy`` has it.
     starves : bool
-        Whether a task may wait forever under it (`source` alone, and what says so).
+        Whether a task may wait forever under this policy.
     conserves : bool
         Whether it fills a free place whenever something waits that may be launched. All keep an idle device busy.
     watches : bool

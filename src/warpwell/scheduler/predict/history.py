@@ -1,4 +1,4 @@
-"""History: what was measured of kernels alone, and of pairs, kept in a file of the user's cache folder."""
+"""History: measurements of kernels that ran solo, and of pairs, kept in a file of the user's cache folder."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ FORMAT = "warpwell-history/2"
 WEIGHT = 0.25
 """Weight of a new measurement in the average; older ones fade by a quarter with each."""
 SOONER = 0.75
-"""Weight of a time that is shorter than the average: disturbances, such as those of a first run, only lengthen it."""
-KEPT = 4096
-"""Records that are kept at most; the oldest go first."""
+"""Weight of a time that is shorter than the average: disturbances, as in a first run, only lengthen it."""
+MAX_RECORDS = 4096
+"""Maximum number of records; the oldest are dropped first."""
 LARGEST = 64 << 20
-"""Bytes of a file that is read."""
+"""Maximum size of a file in bytes."""
 
 _LEFT = 60.0
-"""Seconds after which an unfinished file is deleted: the process that wrote it was killed."""
+"""Age in seconds at which an unfinished file is deleted: the process that wrote it was killed."""
 
 
 def default_path(device: str) -> Path:
     """Return where the history of a device is kept.
 
-    In ``WARPWELL_CACHE_DIR`` where that is set, else in ``XDG_CACHE_HOME`` or ``~/.cache``.
+    In ``WARPWELL_CACHE_DIR`` if that is set, else in ``XDG_CACHE_HOME`` or ``~/.cache``.
     """
     name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "device"
     return settings.cache_root / "warpwell" / "scheduler" / f"{name}.json"
@@ -79,7 +79,7 @@ class History:
                 known["seconds"] = _average(old.seconds, record.seconds, SOONER)
             record = replace(record, **known, moving=record.moving or old.moving, times=old.times + record.times)
         self._records[record.key] = record
-        while len(self._records) > KEPT:
+        while len(self._records) > MAX_RECORDS:
             del self._records[next(iter(self._records))]
         return record
 
@@ -100,7 +100,7 @@ class History:
         content = {
             "format": FORMAT,
             "device": self.device,
-            "samples": [r.as_json() for r in list(records.values())[-KEPT:] if lasts(r.kernel)],
+            "samples": [r.as_json() for r in list(records.values())[-MAX_RECORDS:] if lasts(r.kernel)],
             "pairs": there.pairs.as_json(),
         }
         for part in self.path.parent.glob(f".{self.path.name}.*"):
@@ -113,7 +113,7 @@ class History:
 
     @classmethod
     def load(cls, device: str = "unknown", path: str | os.PathLike[str] | None = None) -> History:
-        """Read a device's history; empty where there is no file yet.
+        """Read a device's history; empty if the file does not exist.
 
         Raise FormatError if the file is no history, or of another device, and OSError if it cannot be read.
         """

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...targets import KernelArgument, Launch, is_argument
 from ...targets.compiler import cache_key
-from .record import HERE
+from .record import PROCESS_ONLY
 
 STEPS = 4
 """Classes of size to a doubling."""
@@ -45,7 +45,7 @@ def identity(launch: Launch, arguments: Sequence[Any]) -> str:
             known.clear()
         digest = hashlib.sha256(f"{code} {types}".encode(errors="surrogatepass")).hexdigest()[:16]
         title = str(kernel.__name__)  # type: ignore[attr-defined]
-        name = known[types] = f"{title}{HERE if code.startswith('~') else '@'}{digest}"
+        name = known[types] = f"{title}{PROCESS_ONLY if code.startswith('~') else '@'}{digest}"
     return name
 
 

@@ -41,8 +41,8 @@ class Learner:
     Parameters
     ----------
     saves : bool
-        Whether it begins with what was measured on this device before, in other processes, and `save` writes what it
-        has learnt (`warpwell.scheduler.predict.history`). A file that is damaged, or cannot be read, is none.
+        Whether it begins with earlier measurements of this device, by other processes, too, and `save` writes its own
+        (`warpwell.scheduler.predict.history`). A file that is damaged, or cannot be read, is ignored.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class Learner:
     def meets(self, capacity: Capacity, machine: Callable[[], Machine | None]) -> None:
         """Take the device of a scheduler, which calls this before it asks for a profile; the first one counts.
 
-        `machine` returns the peaks (`Executor.machine`), by which a kernel's class is told; it is called when a profile
+        `machine` returns the peaks (`Executor.machine`), which determine a kernel's class; it is called when a profile
         is first asked for.
         """
         if self._find_machine is None:

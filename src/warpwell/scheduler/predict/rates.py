@@ -30,7 +30,7 @@ class RateModel(ABC):
     Parameters
     ----------
     capacity : Capacity
-        The device, which says how many blocks have room.
+        The device, whose size limits the number of resident blocks.
 
     Attributes
     ----------
@@ -50,13 +50,13 @@ class RateModel(ABC):
         """
         shapes = [shape_of(job.task.profile, job.task.blocks, self.capacity) for job in jobs]
         allowed = [shape.allowed(placement.workers) for shape, placement in zip(shapes, placements, strict=True)]
-        wanted = [shape.demand(most, 0, job.done) for shape, most, job in zip(shapes, allowed, jobs, strict=True)]
-        counts = fit(wanted, shapes)
+        demands = [shape.demand(limit, 0, job.done) for shape, limit, job in zip(shapes, allowed, jobs, strict=True)]
+        counts = fit(demands, shapes)
         rates = iter(
             self.of(
                 [
-                    ResidentKernel(job.task.name, shape.profile, share_of(count, its, most, shape.alone))
-                    for job, shape, count, its, most in zip(jobs, shapes, counts, wanted, allowed, strict=True)
+                    ResidentKernel(job.task.name, shape.profile, share_of(count, demand, limit, shape.alone))
+                    for job, shape, count, demand, limit in zip(jobs, shapes, counts, demands, allowed, strict=True)
                     if count
                 ]
             )
@@ -94,7 +94,7 @@ COMPUTE_BY_BLOCKS: Points = ((0.0, 0.0), (1 / 4, 0.98), (1.0, 1.0))
 STARVED: Points = ((0.0, 1.0), (0.25, 0.22), (0.5, 0.02), (0.75, 0.01), (1.0, 0.01))
 """Rate of a memory-intensive kernel launched after a compute-intensive one, by the share of blocks of the latter."""
 BESIDE_MEMORY = 0.94
-"""Rate of a compute-intensive kernel beside a memory-intensive one that is older."""
+"""Rate of a compute-intensive kernel that runs together with an older memory-intensive one."""
 # Not measured for the table's kernels: the order of the source is kept (compute with compute is better than memory with
 # memory), with a small gain and a small loss. A measured `Matrix` replaces both.
 BESIDE_COMPUTE = (0.95, 0.10)
@@ -105,22 +105,21 @@ class ClassTable(RateModel):
     """Rates by class alone: memory- or compute-intensive, in both orders of residency, as measured on an H100.
 
     A kernel that does not need all multiprocessors (`Profile.need`) disturbs others, and is disturbed, in proportion
-    to what overlaps. More than two are composed of their pairs. Unmeasured: two compute-intensive kernels (0.95 and
-    0.10 at full size), two memory-intensive ones (0.48 each).
+    to the overlap. Rates of more than two are composed of the rates of pairs. Unmeasured: two compute-intensive kernels
+    (0.95 and 0.10 at full size), two memory-intensive ones (0.48 each).
     """
 
     name = "class table (H100)"
 
     def of(self, residents: Sequence[ResidentKernel]) -> list[float]:
-        """Return rates composed of those of pairs."""
+        """Return the rates of all kernels, composed of the rates of pairs."""
         facts = [_facts(class_of(r.profile) is MEMORY, r.profile.need, r.share) for r in residents]
         if len(facts) == 1:
             return [facts[0].alone]
         if len(facts) == 2:
-            one, other = facts
-            older, newer = _factors(one, other)
-            return [one.alone * older, other.alone * newer]
-        return [fact.alone * its for fact, its in zip(facts, composed(facts, _factors), strict=True)]
+            older, newer = _factors(*facts)
+            return [facts[0].alone * older, facts[1].alone * newer]
+        return [fact.alone * factor for fact, factor in zip(facts, composed(facts, _factors), strict=True)]
 
 
 class _Facts(NamedTuple):
@@ -161,12 +160,12 @@ def _factors(older: _Facts, newer: _Facts) -> tuple[float, float]:
 def composed(kernels: Sequence[T], pair: Callable[[T, T], Sequence[float]]) -> list[float]:
     """Return the rates of kernels, the oldest first, of which each is slowed by all others.
 
-    ``pair(older, newer)`` returns the rates of two. Slowdowns add up: of three that each run at half of their rate
-    beside another one, each has a third.
+    ``pair(older, newer)`` returns the rates of two. Slowdowns add up: of three kernels that each run at half of
+    their rate in a pair, each has a third.
     """
     slow = [1.0] * len(kernels)
     for j in range(1, len(kernels)):
         for i in range(j):
             for k, rate in zip((i, j), pair(kernels[i], kernels[j]), strict=True):
                 slow[k] += 1.0 / rate - 1.0 if rate > 0 else math.inf
-    return [1.0 / its for its in slow]
+    return [1.0 / slowdown for slowdown in slow]

@@ -1,4 +1,4 @@
-"""`KernelRecord`: what was measured of a kernel at one size of its input; the predictor learns from records."""
+"""`KernelRecord`: the measurements of a kernel at one size of its input; the predictor learns from records."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from ... import errors
 from ..task import Kind, Profile
 
-HERE = "@~"
-"""What the key of a kernel has that is valid in this process only: its code is in no file."""
+PROCESS_ONLY = "@~"
+"""Part of the keys of kernels whose code is in no file: they are valid in this process only."""
 
 ALWAYS = 4
 """The first launches of a kernel, all of which are measured; then one of `RARELY` is, to follow clock and driver."""
@@ -26,11 +26,11 @@ MEASURED = ("instructions", "seconds", *RATIOS)
 
 def lasts(kernel: str) -> bool:
     """Return whether the key of a kernel is valid in other processes."""
-    return HERE not in kernel
+    return PROCESS_ONLY not in kernel
 
 
 def kind_of(bandwidth: float | None, compute: float | None) -> Kind | None:
-    """Return a kernel's class from what it takes solo of the memory's bandwidth and of the issue slots (0 to 1).
+    """Return a kernel's class from its solo use of the memory's bandwidth and of the issue slots (0 to 1).
 
     A kernel is memory-intensive if it uses more of the bandwidth than of the issue slots. A bound on one of them would
     not do: a kernel with 65 % of the bandwidth and 80 % of the slots leaves little to a compute-intensive one.
@@ -42,14 +42,14 @@ def kind_of(bandwidth: float | None, compute: float | None) -> Kind | None:
 
 @dataclass
 class KernelRecord:
-    """A kernel with its argument types and size, and what was measured of it; tasks carry it (`Task.known`).
+    """A kernel with its argument types and size, and its measurements; tasks have it as `Task.known`.
 
     Attributes
     ----------
     kernel : str
         The key of its code and argument types (`identity`).
     size : dict
-        Names and numbers that say how large the input is.
+        Names and numbers that describe the size of the input.
     warps : int
         Warps launched.
     moving : float

@@ -174,7 +174,7 @@ def _for(preposition: str, why: dict[str, Any], names: Names) -> str:
 
 
 def _figures(why: dict[str, Any], stated: Iterable[str] = ()) -> str:
-    """Return the figures of a decision that its sentence does not state, in brackets; empty if there are none."""
+    """Return the figures of a decision that its sentence does not state, in brackets, or ""."""
     listed = ", ".join(
         f"{key} = {value:.4g}" if isinstance(value, float) else f"{key} = {value}"
         for key, value in why.items()

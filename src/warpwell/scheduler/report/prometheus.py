@@ -19,8 +19,8 @@ BUCKETS = (1e-4, 2.5e-4, 1e-3, 2.5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0, 2.5, 10.0, 
 TENANTS = 1024
 """Tenants that have samples of their own; names that programs choose may be without end."""
 
-OTHERS = "(others)"
-"""What all tenants after those are counted as."""
+OTHER_TENANTS = "(others)"
+"""Name in the samples of all further tenants."""
 
 OUTCOMES = {"end": "done", "fail": "failed", "cancel": "cancelled", "lost": "lost", "reject": "rejected"}
 
@@ -71,7 +71,7 @@ class LogMetrics:
     Parameters
     ----------
     policy : str
-        A label of every sample about tasks, beside the tenant.
+        A label of every sample about tasks, in addition to the tenant.
     """
 
     def __init__(self, policy: str) -> None:
@@ -95,8 +95,8 @@ class LogMetrics:
             if len(self._tenants) < TENANTS:
                 self._tenants[tenant] = None
             else:
-                event = Event(event.time, event.kind, event.task, event.name, OTHERS, event.why)
-                self._tenants.setdefault(OTHERS)
+                event = Event(event.time, event.kind, event.task, event.name, OTHER_TENANTS, event.why)
+                self._tenants.setdefault(OTHER_TENANTS)
         kind = event.kind
         if kind == "reject":
             self._count("warpwell_tasks_ended_total", event.tenant, outcome="rejected")
