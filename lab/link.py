@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from warpwell._os import clock
+from warpwell._os import FUTEX, clock
 from warpwell.errors import ArgumentError, ClosedError
 from warpwell.pool.launch.member import TRANSPORT
 from warpwell.pool.transport.bulk import CANCELLED, Region, Transfer
-from warpwell.pool.transport.signal import FUTEX, Signal, short_naps
+from warpwell.pool.transport.signal import Signal, short_naps
 from warpwell.pool.transport.table import READY, TransferTable
 from warpwell.pool.transport.transport import Bytes, Transport
 from warpwell.targets import native

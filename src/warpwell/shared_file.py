@@ -19,12 +19,13 @@ import threading
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from ._os import FUTEX
 from ._settings import settings
 from .errors import SchedulerError
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 _OFD_GETLK = 36
-_FUTEX = {"x86_64": 202, "ppc64le": 221, "s390x": 238}.get(os.uname().machine, 98)
+_FUTEX = FUTEX or 98  # the number that new processors have
 _FUTEX_WAIT, _FUTEX_WAKE, _ALL_WAITERS = 0, 1, 1 << 30
 _libc = ctypes.CDLL(None, use_errno=True)
 

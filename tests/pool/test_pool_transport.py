@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from tests.harness.transports.conformance import TransportConformance
 from tests.harness.until import HANG_SECONDS
 
+from warpwell._os import FUTEX
 from warpwell.errors import ArgumentError, ClosedError, DeviceLostError, PoolError
 from warpwell.pool.transport import mpi_loop
 from warpwell.pool.transport.bulk import CANCELLED, Region, Transfer
 from warpwell.pool.transport.local_transport import LocalTransport, local_transports
 from warpwell.pool.transport.mpi_transport import MpiTransport, compiled_loop
-from warpwell.pool.transport.signal import FUTEX, Signal
+from warpwell.pool.transport.signal import Signal
 from warpwell.pool.transport.transport import Tags
 from warpwell.targets import native
 

@@ -12,13 +12,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from warpwell._os import FUTEX
+
 FORMAT = int.from_bytes(b"WWWGATE2", "little")
 TABLE, SLOT_BYTES, SLOTS = 4096, 256, 128
 BEAT, PROGRAMS, BELL = 8, 9, 16
 GATE, OPENED, SERIAL, HELD, ISSUED, DONE, LONGEST, LAUNCHES = 0, 2, 3, 8, 9, 10, 12, 19
 FAKE_UUID = "fa" * 15
 """Of the fake driver's devices, without their number."""
-_FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, 98)
 _libc = ctypes.CDLL(None)
 
 
@@ -63,7 +64,7 @@ class Gates:
         self.words[TABLE // 8 + GATE] = is_open
         at = 2 * (TABLE // 8 + OPENED)
         self._halves[at] = (self._halves[at] + 1) & 0xFFFFFFFF
-        _libc.syscall(_FUTEX, ctypes.c_void_p(self._address + 4 * at), 1, 1 << 30, None, None, 0)
+        _libc.syscall(FUTEX, ctypes.c_void_p(self._address + 4 * at), 1, 1 << 30, None, None, 0)
 
     def beat(self) -> None:
         """Show that an arbiter is alive."""

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from ..._check import extra
-from ..._os import clock
+from ..._os import FUTEX, clock
 from ..._settings import settings
 from ...errors import PoolError
 from ...targets import native
 from . import mpi_loop as loop
 from .bulk import RUNNING, Transfer
-from .signal import FUTEX, Signal, short_naps
+from .signal import Signal, short_naps
 from .table import TransferTable
 from .transport import CLOSED, OVERHEAD, WINDOW, Transport
 

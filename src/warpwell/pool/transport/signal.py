@@ -6,19 +6,17 @@ import contextlib
 import ctypes
 import errno
 import os
-import platform
 import time
 
 import numpy as np
+
+from ..._os import FUTEX
 
 FUTEX_WAIT, FUTEX_WAKE = 128, 129
 """Operations of futex(2) within one process (FUTEX_PRIVATE_FLAG)."""
 
 FUTEX_ALL = 2**31 - 1
 """Number of sleeping threads that FUTEX_WAKE wakes: all."""
-
-FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine(), 0)
-"""Number of the futex system call, or 0 if it is not known for this processor."""
 
 _MAX_SLEEP = 0.1  # seconds; bounds the delay of Ctrl-C in the main thread
 
