@@ -141,7 +141,7 @@ def turn(
     stream: Any = None,
     timeout: float | None = None,
 ) -> Turn:
-    """Lease a GPU from the other threads and processes of this host that share it, whatever library uses it.
+    """Lease a GPU from the other threads and processes of this host that share it, with any library.
 
     Put it around a training step, or a batch of inference. During a turn no other turn has the GPU, and no program
     that ``warpwell share`` runs. Other programs are not held back. At the end of a turn its work may still be on the
@@ -298,7 +298,7 @@ class Lease:
             self.depth -= 1
 
     def cancel(self, depth: int) -> None:
-        """Undo an interrupted beginning or end, whatever was done of it; `depth` turns are open then."""
+        """Undo an interrupted beginning or end, which may be half done; then `depth` turns are open."""
         self.depth = depth
         if not depth:
             self.work.forget_mark()
@@ -330,7 +330,7 @@ class Lease:
 
     @property
     def _is_own(self) -> bool:
-        """Whether the slot is this lease's. To close any descriptor of the file frees the locks of a process."""
+        """Whether the slot is this lease's. A process loses its locks if it closes any descriptor of the file."""
         return self.board.fields[self._at + Board.SERIAL] == self._serial
 
     @property
@@ -360,7 +360,7 @@ class Lease:
         self._at = self.board.slot(self._index)
 
     def _fill_slot(self) -> None:
-        """Write whose turns these are. The arbiter takes the slot for a new program."""
+        """Write process, priority and tenant to the slot. For the arbiter, this is a new program."""
         if self.board.keep_slot(self._index):
             tenant, priority = self._tenant
             self._serial = self.board.fill_slot(self._index, Board.TURN, self._process, priority, tenant)
@@ -371,7 +371,7 @@ class Lease:
 
     def _start_keeper(self) -> None:
         with contextlib.suppress(RuntimeError):  # the interpreter exits
-            threading.Thread(target=self._keep, name="warpwell-turns", daemon=True).start()
+            threading.Thread(target=self._keep, name="warpwell-lease", daemon=True).start()
             self._has_keeper = True
 
     def _keep(self) -> None:
