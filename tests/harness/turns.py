@@ -58,7 +58,10 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
     made = f"d{abs(hash(request.node.nodeid))}"
     yield made
     if made in lease._leases.found:
-        lease._leases.found.pop(made).retire()
+        own_lease = lease._leases.found.pop(made)
+        own_lease.retire()
+        if own_lease.has_keeper:  # its last calls of the driver must not reach the `Gpu` of the next test
+            until(lambda: not own_lease._is_own)
 
 
 @pytest.fixture
@@ -71,7 +74,7 @@ def name(device: str, folder: None) -> Iterator[str]:
 
 @pytest.fixture
 def start(device: str) -> Iterator[Programs]:
-    """What starts programs, which end with the test."""
+    """Starts programs, which end with the test."""
     made = Programs(device)
     yield made
     for program in made.started:
@@ -120,8 +123,8 @@ class Programs:
         return made
 
     def waiter(self, tenant: str = "waiter", priority: int = 0) -> Program:
-        """Start `WAITS`, which waits: another program must have the lease."""
-        made = self(WAITS.format(priority=priority).replace("waiter", tenant))
+        """Start `WAITER`, which waits: another program must have the lease."""
+        made = self(WAITER.format(priority=priority).replace("waiter", tenant))
         assert made.hears() == "begins"
         until(lambda: waiting(self._name, tenant))
         return made
@@ -135,7 +138,7 @@ say("out")
 sys.stdin.readline()
 """
 
-WAITS = """
+WAITER = """
 say("begins")
 with ww.turn("waiter", device=D, priority={priority}):
     say("inside")
@@ -144,7 +147,7 @@ say("out")
 sys.stdin.readline()
 """
 
-OTHER = """
+OTHER_PROGRAM = """
 while sys.stdin.readline():
     with ww.turn("other", device=D, priority={priority:d}, timeout=100):
         pass
@@ -165,20 +168,20 @@ def waiting(name: str, tenant: str = "waiter") -> bool:
 
 
 class Interrupt:
-    """Send SIGINT at one place in some files where Python looks for signals; `came` says whether there was one.
+    """Send SIGINT at one place in some files where Python looks for signals; `was_sent` becomes True with it.
 
     It looks when a function begins, after calls, and when a loop goes back. `paths` are parts of the files' paths.
     """
 
     def __init__(self, at: int, paths: Sequence[str]) -> None:
         self._paths = paths
-        self._left, self.came, self.where = at, False, ""
+        self._left, self.was_sent, self.where = at, False, ""
         self._called: set[Any] = set()
 
     def __call__(self, frame: Any, event: str, argument: Any) -> Any:
         code = frame.f_code
         inside = any(path in code.co_filename for path in self._paths)
-        if not inside or code.co_name == "__del__" or self.came:
+        if not inside or code.co_name == "__del__" or self.was_sent:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         looks = event == "call" or frame in self._called
@@ -192,26 +195,29 @@ class Interrupt:
             return self
         self._left -= looks
         if looks and self._left < 0:
-            self.came, self.where = True, f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+            self.was_sent, self.where = True, f"{frame.f_code.co_qualname}:{frame.f_lineno}"
             signal.raise_signal(signal.SIGINT)
         return self
 
 
-def interruptions(one: Callable[[], object], *paths: str, step: int = 1) -> Iterator[str]:
-    """Interrupt a function at every `step`-th of its points, one at a time; yield the point after each time."""
+def interruptions(run_once: Callable[[], object], *paths: str, step: int = 1, least: int = 50) -> Iterator[str]:
+    """Interrupt a function at every `step`-th of its points, one at a time; yield the point after each time.
+
+    There must be more than `least` points, or the paths name no code that runs.
+    """
     before = sys.gettrace()
     for at in itertools.count(0, step):
         interrupt = Interrupt(at, paths or ("programs/lease.py", "programs/gpu_work.py"))
         sys.settrace(interrupt)
         with contextlib.suppress(KeyboardInterrupt):
             try:
-                one()
+                run_once()
             finally:
                 sys.settrace(before)
         yield f"{at}: {interrupt.where}"
-        if not interrupt.came:
+        if not interrupt.was_sent:
             break
-    assert at > 50
+    assert at > least
 
 
 class Gpu:

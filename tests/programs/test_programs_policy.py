@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.harness.until import HANG_SECONDS
 
+from warpwell._os import clock
+from warpwell.cli.main import main
 from warpwell.driver import Board
+from warpwell.driver.board import SLOTS
+from warpwell.errors import SchedulerError
 from warpwell.programs import Arbiter, set_limits
+from warpwell.programs.arbiter import CONTENDED_LOG_SECONDS, LOG_EVENTS, LOG_SECONDS
 from warpwell.programs.executor import DRAIN_SECONDS, MAX_DRAIN_SECONDS, START_SECONDS
+from warpwell.programs.lease import Lease
 from warpwell.programs.policy import AGING_SECONDS, TIME_SLICE_SECONDS
+from warpwell.scheduler.extend import Event, Log
 
 TICK = 0.2e-3
 
@@ -103,7 +114,7 @@ def test_shares_follow_the_weights(world: World, weights: tuple[int, ...]) -> No
     world.run(3.0)
     total = sum(client.used for client in world.clients)
     for client, weight in zip(world.clients, weights, strict=True):
-        bound = 2 * TIME_SLICE_SECONDS / total  # where a whole slice is more than 5 %
+        bound = 2 * TIME_SLICE_SECONDS / total  # a tolerance of two slices, if these are more than 5 %
         assert client.used / total == pytest.approx(weight / sum(weights), rel=0.05, abs=bound)
 
 
@@ -183,6 +194,86 @@ def test_invalid_settings_of_tenants_are_ignored(world: World) -> None:
     assert all(client.used for client in world.clients)
 
 
+def test_status_shows_limits_and_the_level_that_decides(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def status() -> tuple[dict[str, Any], dict[str, int]]:
+        assert main(["share", "status", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        return found["limits"], {row["tenant"]: row["level"] for row in found["programs"]}
+
+    monkeypatch.setattr(Board, "of", lambda name: world.board)  # which has the locks of the slots
+    world.add("high", priority=9)
+    waiting = world.add("low", priority=-2)
+    waiting.put(Board.STATE, Board.WAITING)
+    now = clock.monotonic_ns()
+    monkeypatch.setattr(clock, "monotonic_ns", lambda: now)
+    waiting.put(Board.SINCE_NS, now - int(3.5 * AGING_SECONDS * 1e9))
+    assert status() == ({}, {"high": 8, "low": 1})
+    limits = {"high": {"ceiling": 1}, "low": {"priority": -1, "weight": 2.0}}
+    set_limits(limits)
+    assert status() == (limits, {"high": 1, "low": 0})
+    assert main(["share", "status"]) == 0
+    shown = capsys.readouterr().out
+    assert "ceiling" in shown and all(cell in shown for cell in ("high", "9", "idle", "0.000"))
+
+
+def test_a_limit_of_an_unknown_tenant_is_set_with_a_note(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    exited = world.add("training")
+    world.add("serving")
+    world.board.release_slot(exited.index)
+    for tenant in ("trainnig", "training", "serving"):
+        assert main(["share", "limit", tenant, "--weight", "2", "--json"]) == 0
+        out, err = capsys.readouterr()
+        assert json.loads(out)[tenant] == {"weight": 2.0}
+        assert err == ("" if tenant != "trainnig" else NOTE)
+
+
+NOTE = "no known program has tenant 'trainnig'; known tenants: serving, training\n"
+
+
+def put_limits(path: Path, shape: str) -> None:
+    """Write a file of limits that cannot be used."""
+    good = json.dumps({"first": {"weight": 2}})
+    path.unlink(missing_ok=True)
+    if shape == "FIFO":
+        os.mkfifo(path)
+    elif shape == "link":
+        path.with_suffix(".other").write_text(good)
+        path.symlink_to(path.with_suffix(".other"))
+    elif shape == "folder":
+        path.mkdir()
+    elif shape == "earlier version":
+        path.write_text(json.dumps({"hold": 5.0, "ceiling": 3, "tenants": {"first": {"priority": 1}}}))
+    elif shape == "long":
+        path.write_text(good + " " * (1 << 20))
+    else:
+        path.write_text(good if shape == "another user" else shape)
+    if shape == "another user":
+        os.chown(path, 12345, -1)
+
+
+@pytest.mark.parametrize("shape", ["FIFO", "link", "folder", "earlier version", "long", "another user", "{", "[]", ""])
+def test_limits_that_cannot_be_used_are_refused_in_time(
+    world: World, shape: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if shape == "another user" and os.geteuid():
+        pytest.skip("only root can write a file of another user")
+    path = world.board.path.parent / "limits.json"
+    set_limits({"first": {"weight": 3}})
+    world.add("first")
+    world.run(0.6)
+    put_limits(path, shape)
+    thread = threading.Thread(target=world.run, args=(0.6,), daemon=True)
+    thread.start()
+    thread.join(HANG_SECONDS)
+    assert not thread.is_alive() and world.arbiter.core.tenants["first"].weight == 1
+    with pytest.raises(SchedulerError, match=r"limits\.json"):
+        set_limits({"first": {"weight": 3}})
+    assert main(["share", "status"]) == 0
+    assert "limits are ignored" in capsys.readouterr().err
+
+
 def test_idle_time_earns_no_credit(world: World) -> None:
     world.add("busy")
     newcomer = world.add("newcomer", has_calls=lambda now: now > 3.0)
@@ -220,7 +311,7 @@ def test_a_program_that_does_not_drain_shares_the_device(world: World) -> None:
     assert second.first_use - began < TIME_SLICE_SECONDS + DRAIN_SECONDS + 0.01
     used = second.used
     world.run(1.0)
-    assert second.used - used > 0.95  # no wait for the same calls again
+    assert second.used - used > 0.95  # the policy does not wait for these calls a second time
     assert spinning.ends is not None
 
 
@@ -245,6 +336,80 @@ def test_a_lease_inside_behind_a_closed_gate_is_waited_for(world: World) -> None
     waiting = world.add("waiting", kind=Board.TURN)
     world.run(0.2)
     assert waiting.first_use is None
+    assert (inside.word(Board.STATE), waiting.word(Board.STATE)) == (Board.LEAVING, Board.WAITING)
+    inside.put(Board.DONE, 1)
+    world.run(0.05)
+    assert waiting.first_use is not None
+    assert inside.word(Board.STATE) == Board.IDLE
+
+
+def test_a_claim_of_a_lease_that_does_not_come_first_is_undone(world: World) -> None:
+    running = world.add("running", kind=Board.TURN)
+    world.run(0.01)
+    assert world.board.running == running.index
+    running.put(Board.SUCCESSOR, 3)
+    world.board.set_gate(running.index, False)
+    world.run(2 * TICK)
+    world.board.ring()
+    world.run(2 * TICK)
+    assert (running.word(Board.GATE), running.word(Board.SUCCESSOR)) == (1, 0)
+
+
+def test_the_next_owner_of_a_successors_slot_does_not_follow(world: World) -> None:
+    """The arbiter has not seen it yet, and opens the gate of another program."""
+    running = world.add("running", kind=Board.TURN, call_seconds=0.05)
+    world.run(0.01)
+    named = world.add("named", priority=1, kind=Board.TURN)
+    world.run(0.001)
+    assert running.word(Board.SUCCESSOR) and running.word(Board.GATE) == 0
+    running.ends = None
+    running.put(Board.DONE, running.word(Board.ISSUED))
+    world.board.release_slot(named.index)
+    lease = Lease(world.board)
+    assert lease._index == named.index
+    assert not lease._is_next
+
+
+def test_a_lease_that_has_entered_as_successor_is_waited_for(world: World) -> None:
+    running = world.add("running", kind=Board.TURN)
+    world.run(0.01)
+    first = world.add("first", priority=1, kind=Board.TURN)
+    first.is_frozen = True
+    world.run(TICK)
+    world.board.set_gate(running.index, False)  # the waiting lease claims the gate
+    running.ends = None
+    running.put(Board.DONE, running.word(Board.ISSUED))
+    first.put(Board.ISSUED, 1)
+    urgent = world.add("urgent", priority=2)
+    world.run(0.3)
+    assert urgent.first_use is None and running.ends is None
+    first.put(Board.DONE, 1)
+    world.run(0.01)
+    assert urgent.first_use is not None
+
+
+def test_the_successor_is_the_waiting_lease_that_comes_first(world: World) -> None:
+    running = world.add("running", kind=Board.TURN, call_seconds=0.02)
+    world.run(0.001)
+    leases = [world.add(f"p{n}", priority=n, kind=Board.TURN) for n in (1, 2)]
+    world.run(0.005)
+    assert running.word(Board.SUCCESSOR) % SLOTS == leases[1].index
+    world.add("p3", priority=3)  # is not a lease: the arbiter opens its gate
+    world.run(0.005)
+    assert running.ends is not None and running.word(Board.SUCCESSOR) == 0
+
+
+def test_a_lease_that_entered_without_an_arbiter_is_first(world: World) -> None:
+    """It waited at a pause, too, when the arbiter read its words."""
+    inside = world.add("inside", kind=Board.TURN, has_calls=lambda now: False)
+    inside.put(Board.ISSUED, 1)
+    inside.put(Board.HELD, 1)
+    waiting = world.add("waiting", priority=1, kind=Board.TURN)
+    waiting.put(Board.HELD, 1)
+    world.run(0.2)
+    assert [event.name for event in world.arbiter.core.log if event.kind == "launch"] == ["inside-1"]
+    assert (inside.word(Board.STATE), waiting.word(Board.STATE)) == (Board.LEAVING, Board.WAITING)
+    inside.put(Board.HELD, 0)
     inside.put(Board.DONE, 1)
     world.run(0.05)
     assert waiting.first_use is not None
@@ -262,6 +427,22 @@ def test_a_lease_that_exceeds_its_hold_time_shares_the_device(world: World) -> N
     inside.ends = world.now
     world.run(0.2)
     assert inside.word(Board.STATE) != Board.OVERDUE
+
+
+def test_a_late_mark_of_an_overdue_turn_does_not_count_for_the_next_one(world: World) -> None:
+    """The arbiter was stopped before it wrote the mark."""
+    inside = world.add("inside", kind=Board.TURN, has_calls=lambda now: False)
+    inside.put(Board.ISSUED, 1)
+    world.run(0.01)
+    program = next(iter(world.arbiter.programs.values()))
+    other = Lease(world.board)
+    assert other._is_device_used(only_leases=True)
+    program.mark_undrained()
+    assert not other._is_device_used(only_leases=True)
+    inside.put(Board.DONE, 1)
+    inside.put(Board.ISSUED, 2)
+    program.mark_undrained()
+    assert other._is_device_used(only_leases=True)
 
 
 def test_a_hold_time_counts_whatever_the_priorities(world: World) -> None:
@@ -322,5 +503,50 @@ def test_random_words_stop_no_other_program(world: World, seed: int) -> None:
     world.run(0.5)
     used = honest.used
     world.run(2.5)
-    cycle = 2 * TIME_SLICE_SECONDS + MAX_DRAIN_SECONDS  # the most, as if it had long calls
+    cycle = 2 * TIME_SLICE_SECONDS + MAX_DRAIN_SECONDS  # the longest possible cycle, as if the program had long calls
     assert honest.used - used > 0.9 * TIME_SLICE_SECONDS * int(2.5 / cycle)
+
+
+def test_the_log_is_written_while_programs_compete(world: World) -> None:
+    path = world.board.path.with_suffix(".log")
+    world.add("a", kind=Board.WORKER)
+    world.add("b", kind=Board.WORKER)
+    world.run(0.1)
+    world.arbiter._write_log()
+    first = path.read_text()
+    world.run(0.1)
+    assert world.arbiter.core.first_waiting is not None
+    world.now += LOG_SECONDS
+    world.arbiter._write_log()
+    assert path.read_text() == first
+    world.now += CONTENDED_LOG_SECONDS
+    world.arbiter._write_log()
+    assert len(path.read_text()) > len(first)
+
+
+def test_the_file_of_the_log_has_the_latest_events(world: World, tmp_path: Path) -> None:
+    log = world.arbiter.core.log
+    for number in range(3 * LOG_EVENTS):
+        log.add(Event(0.1 * number, "arrive", number, "program"))
+    with (tmp_path / "log").open("w") as file:
+        log.write(file)
+    found = Log.load(tmp_path / "log")
+    assert found.events == log.events and len(found) >= LOG_EVENTS
+    assert found.about["dropped"] + len(found) == 3 * LOG_EVENTS
+
+
+@pytest.mark.parametrize("priority", [-(1 << 62), 1 << 62])
+def test_any_priority_of_a_tenant_can_be_written(world: World, priority: int) -> None:
+    (world.board.path.parent / "limits.json").write_text(json.dumps({"far": {"priority": priority}}))
+    world.run(0.01)
+    far = world.add("far", kind=Board.TURN)
+    world.run(0.01)
+    assert far.used > 0
+
+
+def test_a_claim_compares_levels_with_the_priorities_of_tenants(world: World) -> None:
+    (world.board.path.parent / "limits.json").write_text(json.dumps({"raised": {"priority": 5}}))
+    world.run(0.01)
+    raised = world.add("raised", kind=Board.TURN)
+    world.run(0.1)
+    assert raised.word(Board.LEVEL) == raised.word(Board.BASE) == Board.LEVEL_ZERO + 5

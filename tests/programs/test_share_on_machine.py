@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from tests.harness.until import HANG_SECONDS, until
 
 from lab.driver.build import build_fake
 from warpwell.cli.main import main
-from warpwell.driver import Board
+from warpwell.driver import Board, passthrough_environ
 from warpwell.programs import end_programs, program_status
+from warpwell.programs.launch import ARBITER_CHECK_SECONDS
 
 ROOT = Path(__file__).parents[2]
 DEVICE = "gpu-" + "fa" * 15 + "00"
@@ -58,7 +60,7 @@ def shared(tmp_path: Path, text: str, *options: str) -> Iterator[subprocess.Pope
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield process
-        process.terminate()  # which ends the program, too
+        process.terminate()  # ends the program that `share` started, too
 
 
 @pytest.fixture
@@ -129,6 +131,46 @@ def test_a_signal_ends_the_program_too(tmp_path: Path, board: Board, number: sig
         process.send_signal(number)
         assert process.wait(HANG_SECONDS) == 128 + number
         until(lambda: not row())
+
+
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_a_program_that_uses_the_driver_directly_is_reported(tmp_path: Path, board: Board, is_direct: bool) -> None:
+    machine = tmp_path / "machine" / "libcuda.so.1"
+    machine.parent.mkdir()
+    machine.symlink_to(build_fake())
+    text = f"import ctypes, sys; ctypes.CDLL({str(machine) if is_direct else machine.name!r}); sys.stdin.readline()"
+    line = [sys.executable, "-m", "warpwell", "share", "-c", text]
+    environ = os.environ | {"LD_LIBRARY_PATH": str(machine.parent)}
+    with subprocess.Popen(line, env=environ, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        if is_direct:
+            assert "calls are not ordered: it uses the CUDA driver directly" in process.stderr.readline()
+        else:
+            time.sleep(3 * ARBITER_CHECK_SECONDS)
+        assert process.communicate("\n", HANG_SECONDS) == (None, "")
+
+
+@pytest.mark.parametrize("share", ["x:y", "1", "1:" + "y" * 64, "1:y", ""])
+def test_a_wrong_variable_is_reported_by_the_program(tmp_path: Path, share: str) -> None:
+    (tmp_path / "libcuda.so.1").symlink_to(build_fake())
+    environ = passthrough_environ(os.environ, tmp_path / "libcuda.so.1") | {"WARPWELL_SHARE": share}
+    text = "from warpwell.libcuda import orders_calls; print(orders_calls())"
+    done = subprocess.run([sys.executable, "-c", text], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{share == '1:y'}\n"
+    assert ("calls are not ordered: WARPWELL_SHARE" in done.stderr) == (share not in ("1:y", ""))
+
+
+def test_a_program_without_a_slot_is_reported_once(tmp_path: Path, board: Board) -> None:
+    for index in range(128):
+        assert board.take_slot(Board.TURN, os.getpid(), 0, f"t{index}") is not None
+    (tmp_path / "libcuda.so.1").symlink_to(build_fake())
+    environ = passthrough_environ(os.environ, tmp_path / "libcuda.so.1") | {"WARPWELL_SHARE": "0:me"}
+    line = [sys.executable, "-c", BEFORE]
+    done = subprocess.run(line, cwd=ROOT, env=environ, input="\n", capture_output=True, text=True, check=True)
+    assert done.stderr.count("calls are not ordered: all slots") == 1
+    for index in range(128):
+        board.release_slot(index)
 
 
 def test_two_programs_get_the_gpu_in_turn(tmp_path: Path, board: Board) -> None:

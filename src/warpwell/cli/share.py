@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from ..errors import ArgumentError, MissingFileError
+from ..errors import ArgumentError, MissingFileError, SchedulerError
 from ._common import Commands, add_command, json_option, output_of
 from .pool import program_options, run
 
@@ -73,7 +73,8 @@ def _run_on_machine(arguments: argparse.Namespace, sharing: str) -> int:
     if not command:
         raise ArgumentError("name a program: warpwell share --priority 1 python serve.py", name="program")
     if not os.path.exists(command[0]):
-        raise MissingFileError(f"{command[0]} is neither a file nor a program on PATH", path=command[0])
+        message = f"{command[0]} does not exist, and PATH has no such program; give the path of a program"
+        raise MissingFileError(message, path=command[0])
     return run_program(command if is_compiled(command[0]) else [sys.executable, *command], sharing)
 
 
@@ -91,37 +92,30 @@ def _tenant(name: str | None) -> str:
 
 
 def _parser(verb: str, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"warpwell share {verb}", description=description)
+    parser = argparse.ArgumentParser(prog=f"warpwell share {verb}", description=description, allow_abbrev=False)
     parser.set_defaults(command=f"share {verb}")
     return parser
 
 
 def _status(argv: list[str]) -> int:
     """Show the programs that share GPUs."""
-    from ..programs import program_status
+    from ..programs import program_status, tenant_limits
 
-    parser = _parser("status", "Show the programs that share GPUs.")
+    parser = _parser("status", "Show the programs that share GPUs, and the limits of tenants.")
     json_option(parser)
-    output = output_of(parser.parse_args(argv))
-    rows = program_status()
-    if output.as_json:
-        output.print_json({"programs": rows})
+    output, limits = output_of(parser.parse_args(argv)), {}
+    try:
+        limits = tenant_limits()
+    except SchedulerError as problem:
+        print(f"limits are ignored: {problem}", file=sys.stderr)
+    rows = program_status(limits)
+    if output.print_json({"programs": rows, "limits": limits}):
         return 0
-    heads = ("device", "process", "tenant", "priority", "state", "for, s", "busy periods", "used, s")
-    cells = [
-        (
-            row["device"],
-            str(row["process"]),
-            row["tenant"],
-            str(row["priority"]),
-            row["state"],
-            f"{row['seconds']:.3f}",
-            f"{row['launches']:,}",
-            f"{row['used']:.3f}",
-        )
-        for row in rows
-    ]
-    output.table("programs that share GPUs", heads, cells)
+    heads = ("device", "process", "tenant", "priority", "level", "state", "for, s", "busy periods", "used, s")
+    cells = "{device} {process} {tenant} {priority} {level} {state} {seconds:.3f} {launches:,} {used:.3f}".split()
+    output.table("programs that share GPUs", heads, [[cell.format(**row) for cell in cells] for row in rows])
+    if limits:
+        output.result("limits", limits)
     return 0
 
 
@@ -142,7 +136,7 @@ def _end(argv: list[str]) -> int:
 
 def _limit(argv: list[str]) -> int:
     """Change settings of a tenant."""
-    from ..programs import set_limits
+    from ..programs import known_tenants, set_limits
 
     parser = _parser("limit", "Change settings of a tenant; without settings, reset it.")
     parser.add_argument("tenant", metavar="TENANT")
@@ -155,7 +149,12 @@ def _limit(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     names = ("weight", "priority", "ceiling", "hold")
     values = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    output_of(arguments).result("Tenants", set_limits({arguments.tenant: values}))
+    limits = set_limits({arguments.tenant: values})
+    known = known_tenants()
+    if arguments.tenant not in known:
+        text = f"no known program has tenant {arguments.tenant!r}; known tenants: "
+        print(text + (", ".join(known) or "none"), file=sys.stderr)
+    output_of(arguments).result("Tenants", limits)
     return 0
 
 

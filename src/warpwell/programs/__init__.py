@@ -1,8 +1,9 @@
 """Programs share a GPU under the scheduler's `Core`, one at a time: unmodified CUDA programs, and leases.
 
-Each program has a slot on the GPU's board (``driver/board.py``) with a gate. Calls of an unmodified program wait at its
-gate in the worker of the driver layer, or in the pass-through driver; a thread with `warpwell.turn` waits at its own.
-One process, the arbiter, opens and closes the gates. Without a live arbiter no call waits, and leases have no order.
+Each program has a slot with a gate on the GPU's board (``driver/board.py``). Calls of an unmodified program wait at the
+program's gate, in the worker of the driver layer or in the pass-through driver. Each thread that uses `warpwell.turn`
+has a slot of its own, and waits at the gate of that slot. One process, the arbiter, opens and closes the gates. If no
+arbiter is alive, calls do not wait, and leases have no order.
 
 - executor: `ProgramExecutor`: gates as an executor of `Core`; `Program`, a slot as the arbiter sees it
 - policy: `Programs`: priority with aging, then least use over weight, in time slices
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from .executor import Program, ProgramExecutor
     from .launch import run_program
     from .lease import Turn, turn
-    from .operator import end_programs, program_status, set_limits
+    from .operator import end_programs, known_tenants, program_status, set_limits, tenant_limits
     from .policy import Programs
 
 __all__ = [
@@ -34,10 +35,12 @@ __all__ = [
     "Programs",
     "Turn",
     "end_programs",
+    "known_tenants",
     "program_status",
     "run_arbiter",
     "run_program",
     "set_limits",
+    "tenant_limits",
     "turn",
 ]
 
@@ -46,7 +49,7 @@ _FROM = {
     "executor": "Program ProgramExecutor",
     "lease": "Turn turn",
     "launch": "run_program",
-    "operator": "end_programs program_status set_limits",
+    "operator": "end_programs known_tenants program_status set_limits tenant_limits",
     "policy": "Programs",
 }
 """Names of modules that are imported when a name is first used."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
-from collections.abc import Callable
+import os
+import stat
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .._check import checked_seconds
 from .._os import clock
 from ..driver import Board
-from ..errors import WarpwellError
+from ..errors import SchedulerError, WarpwellError
 from ..replacing import replacing
-from ..scheduler import Core, Log, Profile, Request, Task, Tenant
+from ..scheduler import Profile, Tenant
+from ..scheduler.extend import Core, Event, Log, Request, Task
 from .executor import HOLD_SECONDS, Program, ProgramExecutor
 from .policy import Programs
 
@@ -28,6 +33,9 @@ EXIT_SECONDS = 10.0
 LOG_SECONDS, LOG_EVENTS = 2.0, 1000
 """Interval at which the log's file is written, and the events in it."""
 
+CONTENDED_LOG_SECONDS = 10.0
+"""That interval while a program waits. A write took 0.5 ms on an H200's host, in which no gate moves."""
+
 _ALIVE_SECONDS = 5e-3
 """Interval at which the processes of programs are looked at: a call of Linux for each."""
 
@@ -35,6 +43,24 @@ MAX_PRIORITY = 1 << 31
 """Largest priority that a program may name; the ceiling of its tenant is lower."""
 
 _LIMITS = "limits.json"
+_MAX_LIMITS_BYTES = 1 << 20
+_PROFILE = Profile()
+
+
+class _LineLog(Log):
+    """A log with its events as lines, because programs wait while its file is written: 1,000 events took 18 ms."""
+
+    def __init__(self) -> None:
+        super().__init__(max_events=LOG_EVENTS)
+        self._text: list[str] = []
+
+    def add(self, event: Event) -> None:
+        super().add(event)
+        self._text.append(event.line())
+        del self._text[: len(self._text) - len(self)]
+
+    def _file_lines(self) -> list[str]:
+        return self._text
 
 
 class Arbiter:
@@ -52,11 +78,10 @@ class Arbiter:
     def __init__(self, own_board: Board, *, limit: int = 1, now: Callable[[], float] = clock.monotonic) -> None:
         self.board, self._now = own_board, now
         self.executor = ProgramExecutor(own_board, now)
-        self.core = Core(
-            self.executor, Programs(), limit=limit, log=Log(max_events=LOG_EVENTS), keep=False, trusts=False
-        )
+        self.core = Core(self.executor, Programs(), limit=limit, log=_LineLog(), keep=False, trusts=False)
         self.core.log.about = {"policy": "programs", "device": own_board.name}
         self.programs: dict[tuple[int, int], Program] = {}
+        self.executor.programs = self.programs.values()
         self._looked = self._logged = float("-inf")
         self._log_count = 0
         self._limits: dict[str, dict[str, Any]] = {}
@@ -66,10 +91,6 @@ class Arbiter:
         """Read the board, decide, and return the time in seconds until the next step if no program rings."""
         now = self.executor.now()
         self._attach(now)
-        if now - self._looked >= _ALIVE_SECONDS:
-            self._looked = now
-            self._read_limits()
-            self._detach()
         for program in self.programs.values():
             program.read(now)
             self.executor.wait_for(program, now)
@@ -78,8 +99,14 @@ class Arbiter:
             elif program.job is not None and program.gave_up:
                 self.core.cancel(program.job)
         until = self.core.step()
+        for program in self.programs.values():
+            program.assert_gate()
         self._bound_work(now)
         self.board.beat(len(self.programs))
+        if now - self._looked >= _ALIVE_SECONDS:
+            self._looked = now
+            self._read_limits()
+            self._detach()
         is_contended = self.core.first_waiting is not None
         if self.executor.poll_seconds is not None:
             return self.executor.poll_seconds
@@ -125,10 +152,11 @@ class Arbiter:
 
     def _submit(self, program: Program, now: float) -> None:
         priority = max(-MAX_PRIORITY, min(program.priority, MAX_PRIORITY))
-        competitors = [other.used for other in self.programs.values() if other.job is not None]
+        competitors = [rival.used for rival in self.programs.values() if rival.job is not None]
         program.used = max(program.used, min(competitors, default=0.0))
-        task = Task(program.name, 1, Profile(), program, tenant=program.tenant, priority=priority)
-        self._apply_limits(program.tenant)
+        task = Task(program.name, 1, _PROFILE, program, tenant=program.tenant, priority=priority)
+        if program.tenant in self._limits:
+            self._apply_limits(program.tenant)
         program.job = self.core.submit(Request(program.name, [task], now))[0]
         program.report(Board.WAITING)
 
@@ -144,12 +172,14 @@ class Arbiter:
         """Read the operator's settings of tenants if their file has changed."""
         path = self.board.path.parent / _LIMITS
         try:
-            changed = path.stat().st_mtime_ns
+            changed = path.lstat().st_mtime_ns
         except OSError:
             changed = 0
         if changed == self._limits_time:
             return
-        self._limits, self._limits_time = read_limits(path.parent), changed
+        self._limits, self._limits_time = {}, changed
+        with contextlib.suppress(SchedulerError):  # `share status` reports it
+            self._limits = read_limits(path.parent)
         for name in list(self.core.tenants):
             self._apply_limits(name)
         for program in self.programs.values():
@@ -157,21 +187,19 @@ class Arbiter:
 
     def _apply_limits(self, name: str) -> None:
         account = self.core.tenants.account(name)
-        with contextlib.suppress(WarpwellError, TypeError):  # an unknown setting
-            limits = {key: value for key, value in self._limits.get(name, {}).items() if key != "hold"}
-            account.tenant = Tenant(name, **limits)
-            account.weight = account.tenant.weight
+        account.tenant = tenant_of(name, self._limits)
+        account.weight = account.tenant.weight
 
     def _apply_hold(self, program: Program) -> None:
-        hold = self._limits.get(program.tenant, {}).get("hold", HOLD_SECONDS)
-        if program.is_lease and isinstance(hold, int | float) and hold > 0:
-            program.hold = float(hold)
+        if program.is_lease:
+            program.hold = self._limits.get(program.tenant, {}).get("hold", HOLD_SECONDS)
 
     def _write_log(self) -> None:
-        """Write the log next to the board, for `warpwell sched explain`, while no program waits."""
+        """Write the log next to the board, for `warpwell sched explain`; more rarely while a program waits."""
         now, log = self._now(), self.core.log
         count = log.dropped + len(log)
-        if count == self._log_count or now - self._logged < LOG_SECONDS or self.core.first_waiting is not None:
+        interval = LOG_SECONDS if self.core.first_waiting is None else CONTENDED_LOG_SECONDS
+        if count == self._log_count or now - self._logged < interval:
             return
         self._logged, self._log_count = now, count
         with (
@@ -182,13 +210,41 @@ class Arbiter:
             log.write(file)
 
 
+def tenant_of(name: str, limits: Mapping[str, Mapping[str, Any]]) -> Tenant:
+    """Return a tenant with the operator's settings; raise an error if one of them is invalid."""
+    values = dict(limits.get(name, {}))
+    checked_seconds(values.pop("hold", HOLD_SECONDS), f"hold of tenant {name!r}")
+    return Tenant(name, **values)
+
+
 def read_limits(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the operator's settings of tenants in a folder of boards; nothing if the file is missing or damaged."""
+    """Return the operator's settings of tenants in a folder of boards.
+
+    Raises
+    ------
+    SchedulerError
+        The file is not settings of tenants, or another user than this one, root or the folder's owner wrote it.
+    """
+    path = folder / _LIMITS
     try:
-        found = json.loads((folder / _LIMITS).read_bytes())
-        return {str(name): dict(values) for name, values in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)  # it may be a FIFO
+        with open(descriptor, "rb") as file:
+            info = os.fstat(descriptor)
+            is_trusted = info.st_uid in (0, os.getuid(), folder.stat().st_uid)
+            if stat.S_ISREG(info.st_mode) and is_trusted and info.st_size <= _MAX_LIMITS_BYTES:
+                found = json.loads(file.read(_MAX_LIMITS_BYTES))
+                if isinstance(found, dict) and all(isinstance(values, dict) for values in found.values()):
+                    for name in found:
+                        tenant_of(name, found)
+                    return found
+    except FileNotFoundError:
         return {}
+    except (OSError, ValueError, TypeError, RecursionError, WarpwellError):
+        pass
+    raise SchedulerError(
+        f"{path} is damaged, of an earlier version, or of another user; expected settings of tenants by name; "
+        f"remove it, and set the limits again with `warpwell share limit`"
+    )
 
 
 def write_limits(folder: Path, tenants: dict[str, dict[str, Any]]) -> None:
@@ -199,6 +255,7 @@ def write_limits(folder: Path, tenants: dict[str, dict[str, Any]]) -> None:
 
 def run_arbiter(own_board: Board) -> None:
     """Schedule the programs of a board until all have exited, unless another process does."""
+    gc.freeze()  # a collection that visits all imported modules takes milliseconds
     while own_board.become_arbiter():
         Arbiter(own_board).run()
         own_board.resign()

@@ -7,12 +7,12 @@ processes write the fields of slots and may write any value: a wrong one delays 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from .._os import clock
 from ..driver import Board
 from ..errors import TaskLostError
-from ..scheduler import Capacity, Ended, Executor, Job, Placement, Stopped
+from ..scheduler.extend import Capacity, Ended, Executor, Job, Placement, Stopped
 
 IDLE_SECONDS = 1e-3
 """Time without calls after which a busy period is over. Chosen: several times the gap between launches in Python."""
@@ -119,14 +119,19 @@ class Program:
                 self.report(Board.IDLE)
         if self.job is not None:
             self.active = now
-        if fields[at + Board.GATE] != self.is_open:
-            self.board.set_gate(self.index, self.is_open)
 
     def needs_job(self) -> bool:
         """Return True if a busy period begins: a call is held, or calls pass the gate that is still open."""
         if self.held:
             return self._stuck != (self.held, self.done, self.issued)
+        if self.is_lease and not self.is_open:
+            return self.is_inside  # it has entered as a successor, or without an arbiter
         return self.is_open and (self.in_flight or self.issued != self._idle_issued)
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether it is a lease in a turn that is not overdue."""
+        return self.is_lease and self.in_flight and not self.is_overdue
 
     @property
     def gave_up(self) -> bool:
@@ -136,8 +141,30 @@ class Program:
     def set_gate(self, is_open: bool) -> None:
         """Open or close the gate."""
         self.is_open = is_open
+        if is_open:
+            self.write(Board.SUCCESSOR, 0)
         if self._has_slot:
             self.board.set_gate(self.index, is_open)
+
+    def assert_gate(self) -> None:
+        """Undo a change of the gate by another process, such as the claim of a lease that does not come first."""
+        if self._has_slot and self.board.fields[self._at + Board.GATE] != self.is_open:
+            self.set_gate(self.is_open)
+
+    def write(self, word: int, value: int) -> None:
+        """Write a word of its slot that belongs to the arbiter."""
+        if self._has_slot:
+            self.board.fields[self._at + word] = value
+
+    def write_levels(self, level: int, base: int) -> None:
+        """Write the level at which a lease is launched, and its level without aging, for claims of leases."""
+        self.write(Board.LEVEL, max(0, Board.LEVEL_ZERO + level))  # an operator may have named any priority
+        self.write(Board.BASE, max(0, Board.LEVEL_ZERO + base))
+
+    def precede(self, successor: Program) -> None:
+        """Name the program that is next. If it is a lease, it enters when this one has left."""
+        key = self.board.owner_key(successor.index, successor.serial)
+        self.write(Board.SUCCESSOR, key if successor.is_lease else 0)
 
     def drain_seconds(self) -> float:
         """Return the time that the device has to pass its calls; 0 if it passed none in the time that it had before."""
@@ -149,6 +176,7 @@ class Program:
     def mark_undrained(self) -> None:
         """Record that the device did not pass its calls in time. A new lease then does not wait for this one."""
         self._undrained = self.done
+        self.write(Board.UNDRAINED, (self.done + 1) % _WRAP)  # if this is late, it does not count for the next turn
         self.report(Board.OVERDUE)
 
     def mark_idle(self, is_stuck: bool) -> None:
@@ -172,10 +200,10 @@ class Program:
 
     def bound_work(self, nanoseconds: int) -> None:
         """Set the expected work that it may have on the device; 0: no bound."""
-        if self._has_slot and self.board.fields[self._at + Board.BUDGET_NS] != nanoseconds:
-            self.board.fields[self._at + Board.BUDGET_NS] = nanoseconds
+        if self.board.fields[self._at + Board.BUDGET_NS] != nanoseconds:
+            self.write(Board.BUDGET_NS, nanoseconds)
             if self.is_lease:
-                self.board.set_gate(self.index, self.is_open)  # wakes it, to release the device after its turn
+                self.board.wake_slot(self.index, Board.CLOSED)  # to release the device after its turn
 
 
 class ProgramExecutor(Executor):
@@ -195,6 +223,9 @@ class ProgramExecutor(Executor):
         self._closed: dict[Job, float] = {}
         self._lingering: set[Program] = set()
         self._draining: dict[Program, float] = {}
+        self.programs: Collection[Program] = ()
+        own_board.running = None  # it is of an arbiter that was killed
+        own_board.fence()
 
     @property
     def capacity(self) -> Capacity:
@@ -209,6 +240,8 @@ class ProgramExecutor(Executor):
         programs = [_program(job) for job in self._closed] + list(self._draining)
         if not (programs or self._opening):
             return None
+        if any(not program.in_flight for program in programs):
+            return 0.0
         return 2e-3 if programs and all(program.is_lease for program in programs) else 0.2e-3
 
     def welcome(self, program: Program, limit: int) -> None:
@@ -231,6 +264,9 @@ class ProgramExecutor(Executor):
         """Forget a program whose slot is free."""
         self._lingering.discard(program)
         self._draining.pop(program, None)
+        if program.index == self.board.running:
+            self.board.running = None
+            self.board.fence()  # a lease that has entered as its successor is seen at the next reading
 
     def launch(self, job: Job, placement: Placement) -> None:
         program, now = _program(job), self.now()
@@ -238,6 +274,7 @@ class ProgramExecutor(Executor):
         program.report(Board.RUNNING)
         self._lingering.discard(program)
         self._draining.pop(program, None)
+        self._revoke(program, now)
         for idle in self._lingering:
             idle.set_gate(False)
             self._draining[idle] = now
@@ -245,12 +282,27 @@ class ProgramExecutor(Executor):
         self._opening.add(job)
         self._open_gates(now)
 
+    def _revoke(self, program: Program, now: float) -> None:
+        """Let no lease enter as the successor of the running one; open no gate before one that has entered leaves.
+
+        A lease stores ISSUED, then (fence) loads `running`. So either it sees that, or it is found here.
+        """
+        if self.board.running is None:
+            return
+        self.board.running = None
+        self.board.fence()
+        for rival in self.programs:
+            if rival is not program:
+                rival.read(now)
+                self.wait_for(rival, now)
+
     def preempt(self, job: Job, mode: str = "drain") -> None:
-        program = _program(job)
+        program, now = _program(job), self.now()
         self._opening.discard(job)
+        self._closed[job] = now
         program.set_gate(False)
+        program.read(now)
         program.report(Board.LEAVING)
-        self._closed[job] = self.now()
 
     def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
         """Do nothing: a program has the whole device."""
@@ -334,6 +386,7 @@ class ProgramExecutor(Executor):
                 program = _program(job)
                 program.set_gate(True)
                 program.changed = now
+                self.board.running = program.index if program.is_lease else None
             self._opening.clear()
 
 

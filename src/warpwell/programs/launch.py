@@ -6,16 +6,22 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..driver import Board, passthrough_environ
+from ..driver import Board, machine_driver, passthrough_environ, uses_driver_directly
 from ..errors import WarpwellError
 from ..shared_file import shared_folder
 from .operator import board_names
 
 ARBITER_CHECK_SECONDS = 0.5
 """Interval at which shared GPUs without an arbiter get one. Until then their gates are open."""
+
+_DIRECT = (
+    "warpwell share: this program's calls are not ordered: it uses the CUDA driver directly; "
+    "keep the LD_LIBRARY_PATH that it gets, and load libcuda.so.1 by that name"
+)
 
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -31,13 +37,20 @@ def run_program(command: Sequence[str], share: str) -> int:
         Priority and tenant: PRIORITY:TENANT.
     """
     variables = {"WARPWELL_SHARE": share, "WARPWELL_TURNS": str(shared_folder())}
-    with subprocess.Popen(command, env=passthrough_environ(os.environ) | variables) as child, _forward_signals(child):
+    driver, is_known = machine_driver(), False
+    environ = passthrough_environ(os.environ, driver) | variables
+    with subprocess.Popen(command, env=environ) as child, _forward_signals(child):
         while True:
             try:
                 code = child.wait(ARBITER_CHECK_SECONDS)
                 return code if code >= 0 else 128 - code
             except subprocess.TimeoutExpired:
                 _ensure_arbiters()
+                if not is_known:
+                    is_direct = uses_driver_directly(child.pid, driver)
+                    is_known = is_direct is not None
+                    if is_direct:
+                        print(_DIRECT, file=sys.stderr)
 
 
 def _ensure_arbiters() -> None:

@@ -6,14 +6,13 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .._check import checked_seconds
 from .._os import clock
 from ..driver import Board
 from ..errors import ArgumentError, SchedulerError
 from ..process_end import end_processes
-from ..scheduler import Tenant
 from ..shared_file import shared_folder
-from .arbiter import read_limits, write_limits
+from .arbiter import read_limits, tenant_of, write_limits
+from .policy import AGING_SECONDS
 
 TERMINATE_SECONDS = 5.0
 """Time that a program has to exit after SIGTERM."""
@@ -31,31 +30,51 @@ def board_names() -> list[str]:
     return sorted(path.stem for path in shared_folder().glob("*.board"))
 
 
-def program_status() -> list[dict[str, Any]]:
+def program_status(limits: Mapping[str, Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
     """Return the programs that share GPUs.
+
+    Parameters
+    ----------
+    limits : mapping, optional
+        Settings of tenants (`tenant_limits`), for the levels.
 
     Returns
     -------
     list of dict
-        "device", "process" (in its own container), "tenant", "priority", "state" ("running", "leaving", "waiting",
-        "overdue" or "idle"), "seconds" in that state, "launches" (busy periods) and "used" (seconds).
+        "device", "process" (in its own container), "tenant", "priority", "level" (its priority with the tenant's
+        settings and the waiting time, which decides), "state" ("running", "leaving", "waiting", "overdue" or "idle"),
+        "seconds" in that state, "launches" (busy periods) and "used" (seconds).
     """
     found = []
     for each, index in _living_slots():
         at, fields = each.slot(index), each.fields
+        tenant, priority = tenant_of(each.tenant(index), limits or {}), each.priority(index)
+        state, seconds = fields[at + Board.STATE], max(0, clock.monotonic_ns() - fields[at + Board.SINCE_NS]) / 1e9
+        level = tenant.priority + max(-tenant.ceiling, min(priority, tenant.ceiling))
         found.append(
             {
                 "device": each.name,
                 "process": each.named_process(index),
-                "tenant": each.tenant(index),
-                "priority": each.priority(index),
-                "state": _STATES.get(fields[at + Board.STATE], "idle"),
-                "seconds": max(0, clock.monotonic_ns() - fields[at + Board.SINCE_NS]) / 1e9,
+                "tenant": tenant.name,
+                "priority": priority,
+                "level": level + (int(seconds / AGING_SECONDS) if state == Board.WAITING else 0),
+                "state": _STATES.get(state, "idle"),
+                "seconds": seconds,
                 "launches": fields[at + Board.LAUNCHES],
                 "used": fields[at + Board.USED_NS] / 1e9,
             }
         )
     return found
+
+
+def tenant_limits() -> dict[str, dict[str, Any]]:
+    """Return the settings of tenants, by name; raise SchedulerError if they are ignored."""
+    return read_limits(shared_folder())
+
+
+def known_tenants() -> list[str]:
+    """Return the tenants of the programs that share GPUs, and of the last ones that have."""
+    return sorted(set().union(*(board.tenants() for board in boards())))
 
 
 def _living_slots() -> Iterator[tuple[Board, int]]:
@@ -77,8 +96,10 @@ def set_limits(tenants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
     ------
     ArgumentError
         A setting is unknown or has an invalid value.
+    SchedulerError
+        The file of the settings cannot be used.
     """
-    found = read_limits(shared_folder())
+    found = tenant_limits()
     for name, values in tenants.items():
         if unknown := set(values) - {"weight", "priority", "ceiling", "hold"}:
             raise ArgumentError(
@@ -86,9 +107,7 @@ def set_limits(tenants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
                 name="tenants",
             )
         found[name] = {**found.get(name, {}), **values} if values else {}
-        if "hold" in values:
-            found[name]["hold"] = checked_seconds(values["hold"], f"hold of tenant {name!r}")
-        Tenant(name, **{key: value for key, value in found[name].items() if key != "hold"})
+        tenant_of(name, found)
     found = {name: values for name, values in found.items() if values}
     write_limits(shared_folder(), found)
     for each in boards():

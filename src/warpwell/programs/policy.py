@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from ..scheduler import Decision, Hold, Job, Launch, Placement, Policy, Preempt, Priority, State, View
+from ..scheduler import Policy
+from ..scheduler.extend import Decision, Hold, Job, Launch, Placement, Preempt, Priority, State, View
 
 TIME_SLICE_SECONDS = 20e-3
 """Time for which a program keeps the device from programs of its level. Chosen with the H200 runs of turns of
 23 November, not varied since: a hand-over costs about 0.3 ms."""
 
 AGING_SECONDS = 1.0
-"""Waiting time that counts as one priority, so that no program starves. Chosen, not fitted."""
+"""Waiting time that raises the level of a program by one, so that no program starves. Chosen, not fitted."""
 
 
 class Programs(Policy):
-    """Give the device to the waiting program of the highest level, and of one level to the least use over weight.
+    """Give the device to the waiting program of the highest level; of equal levels, to the least use over weight.
 
-    Programs of one tenant share its time equally. A lease that has not ended its turn for the tenant's hold time while
-    a program waited has to leave at any level.
+    Programs of one tenant share its time equally. A lease of any level must leave if its turn lasts for the
+    tenant's hold time while a program waits for that time.
 
-    The level of a waiting program is its priority and its tenant's, and one more for each `AGING_SECONDS`. A program
-    that was launched at a level keeps it for a time slice; after that, its priorities count alone.
+    A lease that entered while no arbiter was alive comes first, because it already has the device.
+
+    The level of a waiting program is the sum of its priority and its tenant's, plus one for each `AGING_SECONDS` of
+    waiting. A program keeps the level at which it was launched for a time slice; after that, its level is the sum of
+    the priorities.
     """
 
     name = "programs"
 
     def __init__(self) -> None:
-        self._priority = Priority(slack=0.0, aging=lambda view, job: int((view.now - job.since) / AGING_SECONDS))
+        self._priority = Priority(
+            tolerance_seconds=0.0, aging=lambda view, job: int((view.now - job.since) / AGING_SECONDS)
+        )
         self._launch_levels: dict[int, int] = {}
 
     def bucket(self, job: Job) -> int:
@@ -35,14 +41,18 @@ class Programs(Policy):
         waiting = view.waiting.heads()
         if not waiting:
             return []
-        first = self._priority.first(view, waiting)
+        inside = [job for job in waiting if job.task.launch.is_inside]
+        first = inside if inside and not view.running else self._priority.first(view, waiting)
         best = min(first, key=lambda job: (job.task.launch.used, job.since, job.number))
         level = self._priority.effective(view, best)
         why = {"level": level, "use": _use(view, best)[0] / view.capacity.processors}
         if len(view.running) < view.limit:
             self._launch_levels[best.number] = level
+            best.task.launch.write_levels(level, self._priority.base(view, best))
             return [Launch(best, Placement(), {"rule": "priority", **why})]
         running = [job for job in view.running if job.state is State.RUNNING]
+        for job in view.running:
+            job.task.launch.precede(best.task.launch)
         if len(running) < len(view.running):
             return []  # a place is about to be free
         victim = min(running, key=lambda job: (self._running_level(view, job), -_use(view, job)[0]))
