@@ -15,7 +15,7 @@ pthread_rwlock_t fake_memory = PTHREAD_RWLOCK_INITIALIZER;
 struct CUctx_st fake_contexts[FAKE_MOST_DEVICES];
 
 static int initialized, forked, devices;
-static void *valid;               /* tree of objects, by address */
+static void *valid;               /* tree of the valid objects, sorted by address */
 static __thread CUcontext *stack; /* of the calling thread: contexts, the current one last */
 static __thread int top, stack_size;
 static pthread_key_t stack_key;
@@ -141,7 +141,7 @@ CUresult cuGetProcAddress_v2(const char *name, void **symbol, int32_t version, u
         if (v->version > version || (v->per_thread && !(flags & CU_GET_PROC_ADDRESS_PER_THREAD)))
             continue;
         if (!best || v->per_thread >= best->per_thread)
-            best = v; /* variants of one type are in order of version */
+            best = v; /* variants of one kind (per_thread or not) are sorted by version */
     }
     *symbol = best ? best->symbol : NULL;
     if (status)
@@ -325,7 +325,7 @@ int fake_need(CUcontext *context) {
     return __atomic_load_n(&(*context)->sticky, __ATOMIC_ACQUIRE);
 }
 
-static _Atomic unsigned enabled[FAKE_MOST_DEVICES]; /* by device: bits of those whose memory its kernels may touch */
+static _Atomic unsigned enabled[FAKE_MOST_DEVICES]; /* by device: bits of the devices that its kernels may access */
 
 int fake_may_reach(int device, int owner) { return device == owner || (enabled[device] >> owner & 1); }
 

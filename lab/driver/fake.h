@@ -2,8 +2,8 @@
  *
  * It is asynchronous like a real one: each stream has a thread that runs the stream's operations in order. With a
  * FAKE_SEED other than 0, the thread waits a random short time before each operation. So data arrives late, and a
- * program that relies on an order without a guarantee reads wrong data. If a real driver blocks its caller, the fake
- * driver also blocks, and logs the call (FAKE_BLOCKED).
+ * program that relies on an order that CUDA does not guarantee reads wrong data. If a real driver blocks its caller,
+ * the fake driver also blocks, and logs the call (FAKE_BLOCKED).
  *
  * Device memory is memory of this process at the same addresses. Kernels come from text images; see fake_image.c.
  *
@@ -13,15 +13,16 @@
  *     FAKE_MEMORY 8 GiB  bytes of each device
  *     FAKE_SEED 0        seed of the delays; 0: no delays
  *     FAKE_VERSION 13000 version of the driver
- *     FAKE_LOG           file for the names of missing calls
- *     FAKE_GATES 1       0: streams do not wait at words of memory
- *     FAKE_PEERS 1       0: no device reads another's memory
- *     FAKE_WEAK 0        1: as on an H200, pageable Async copies are late, cuMemFreeHost does not wait, and small
- *                        copies from pinned memory overtake work that only the legacy stream orders before them
- *     FAKE_BLOCKED       file: a line for each call that blocked for other work, with "main" or "thread"
+ *     FAKE_LOG           file for the names of functions that were called but that the fake does not have
+ *     FAKE_GATES 1       0: stream memory operations are not supported
+ *     FAKE_PEERS 1       0: no device can access another device's memory
+ *     FAKE_WEAK 0        1: as on an H200, Async copies access pageable memory after their return, cuMemFreeHost
+ *                        does not wait, and small copies from pinned memory overtake work that only the legacy stream
+ *                        orders before them
+ *     FAKE_BLOCKED       file for the names of calls that waited for other work, and "main" or "thread" for the caller
  *
- * Locks: `fake_lock` for all objects and queues, `fake_memory` for the table of addresses; the second may be taken
- * while the first is held, never the other way round.
+ * Locks: `fake_lock` for all objects and queues, `fake_memory` for the table of addresses. A thread that holds
+ * `fake_memory` must not take `fake_lock`; the reverse is allowed.
  */
 #ifndef WW_FAKE_H
 #define WW_FAKE_H
@@ -30,7 +31,7 @@
 
 #include <pthread.h>
 
-enum { /* numbers of attributes that the layer does not know */
+enum { /* numbers that gen_numbers.h does not have */
        CU_FUNC_SHARED_BYTES = 1,
        CU_FUNC_CONST_BYTES = 2,
        CU_FUNC_LOCAL_BYTES = 3,
@@ -65,7 +66,7 @@ enum { /* numbers of attributes that the layer does not know */
 };
 
 #define FAKE_MOST_DEVICES 16
-#define FAKE_PENDING 1000 /* operations of a stream; the next call blocks */
+#define FAKE_PENDING 1000 /* maximum number of operations in a stream's queue; the next call blocks */
 
 enum fake_kind {
     FAKE_STREAM = 0x57a1,
@@ -82,13 +83,13 @@ enum fake_kind {
 struct fake_object { /* first member of each object that a handle points to */
     enum fake_kind kind;
     struct CUctx_st *context;
-    unsigned life; /* of the context: objects of a context before its reset are invalid */
+    unsigned life; /* `life` of the context when the object was made: a reset invalidates objects */
 };
 
 struct CUctx_st {
     int device, retained;
     unsigned flags, life;
-    int sticky;    /* 0, or what every call returns */
+    int sticky;    /* 0, or the error that every call returns */
     uint64_t used; /* bytes of device memory */
     size_t limits[CU_LIMITS];
     int cache, shared_size; /* configurations */
@@ -100,11 +101,11 @@ struct CUctx_st {
 /* One operation of a stream. A waiting thread holds a reference. */
 struct fake_op {
     int refs, done;
-    double time;                    /* seconds, when done */
+    double time;                    /* when it was done, in seconds */
     int (*run)(struct fake_op *op); /* CUresult; not 0: the context is lost */
     CUcontext context;
     unsigned life;
-    struct fake_op *next, **after; /* in the queue; done before this may run */
+    struct fake_op *next, **after; /* next in the queue; operations that must be done before this one runs */
     size_t nafter;
     uint64_t to, from, size; /* of copies, memsets, frees */
     uint32_t value, width;
@@ -118,14 +119,14 @@ struct CUstream_st {
     unsigned flags;
     int priority, started, destroyed;
     uint64_t id, random;
-    struct fake_op *head, *tail, *last; /* last: enqueued, perhaps done */
+    struct fake_op *head, *tail, *last; /* last: the newest operation, which may be done */
     size_t pending;
     pthread_cond_t work;
-    struct fake_graph *graph;                                       /* it records, see fake_graph.c: .. */
-    void (*record)(struct CUstream_st *stream, struct fake_op *op); /* .. takes the operation; lock held */
-    struct fake_node *recorded;                                     /* last */
+    struct fake_graph *graph;                                       /* that it captures into, see fake_graph.c: .. */
+    void (*record)(struct CUstream_st *stream, struct fake_op *op); /* .. adds a node to it; lock held */
+    struct fake_node *recorded;                                     /* node captured last */
     int captures_globally;
-    struct CUstream_st *next; /* of the context */
+    struct CUstream_st *next; /* in the context's list */
 };
 
 struct CUevent_st {
@@ -141,44 +142,46 @@ extern struct CUctx_st fake_contexts[FAKE_MOST_DEVICES];
 
 /* -- fake.c -------------------------------------------------------------------------------------------------------- */
 
-/* A call that the fake does not have: NOT_SUPPORTED. */
+/* Log a call that the fake does not have. Return NOT_SUPPORTED. */
 int fake_absent(const char *symbol);
-/* The calling thread's context if it can be used, else a code. */
+/* Get the calling thread's context, or return the code that its call must return. */
 int fake_need(CUcontext *context);
-
-/* The same, and take fake_lock unless a code is returned; `leave` gives it back. */
-static inline int enter(CUcontext *context) {
-    int error = fake_need(context);
-    if (!error)
-        pthread_mutex_lock(&fake_lock);
-    return error;
-}
 
 static inline int leave(int error) {
     pthread_mutex_unlock(&fake_lock);
     return error;
 }
 
-/* Say that `symbol` blocks for other work. */
+/* Do the same as fake_need, and without an error take fake_lock, which `leave` releases. Check `sticky` again under the
+ * lock: a kernel may have lost the context since. */
+static inline int enter(CUcontext *context) {
+    int error = fake_need(context);
+    if (error)
+        return error;
+    pthread_mutex_lock(&fake_lock);
+    return (*context)->sticky ? leave((*context)->sticky) : CUDA_SUCCESS;
+}
+
+/* Log that the call `symbol` waits for other work. */
 void fake_blocks(const char *symbol);
 long long fake_number(const char *variable, long long otherwise);
 int fake_device(CUdevice device);
 int fake_attribute(int attribute, CUdevice device);
-/* Whether a device can reach another's memory at all; whether its kernels may. */
+/* Return true if a device can get access to the owner's memory; if its kernels have access (peer access). */
 int fake_can_reach(int device, int owner);
 int fake_may_reach(int device, int owner);
-/* Objects: valid handles are in one tree. All with fake_lock held. */
+/* Objects: one tree contains all valid handles. Call these functions with fake_lock held. */
 void *fake_make(enum fake_kind kind, size_t size, CUcontext context);
 int fake_valid(const void *handle, enum fake_kind kind);
-void fake_drop(void *handle); /* the handle is invalid; the memory stays */
+void fake_drop(void *handle); /* invalidates the handle; does not free the memory */
 void fake_end_life(CUcontext context);
 
 /* -- fake_stream.c ------------------------------------------------------------------------------------------------- */
 
-/* The stream that a handle means in the current context, or a code. fake_lock held. */
+/* Find the stream that a handle means in a context, or return a code. fake_lock held. */
 int fake_stream(CUstream handle, CUcontext context, CUstream *stream);
 struct fake_op *fake_op(CUcontext context, int (*run)(struct fake_op *));
-/* Append; fake_lock held. May wait for room. Returns with a reference for the caller where `keep`. */
+/* Append an operation; may wait for room in the queue. With `keep`, the caller gets a reference. fake_lock held. */
 void fake_enqueue(CUstream stream, struct fake_op *op, int keep, const char *symbol);
 void fake_unref(struct fake_op *op); /* lock held */
 void fake_wait(struct fake_op *op);  /* lock held; drops the caller's reference */
@@ -186,20 +189,20 @@ void fake_wait(struct fake_op *op);  /* lock held; drops the caller's reference 
 void fake_wait_all(CUcontext context, const char *symbol);
 /* Wait for a stream's work; lock held. */
 void fake_wait_stream(CUstream stream, const char *symbol);
-void fake_flush(CUcontext context); /* printed text to stdout */
+void fake_flush(CUcontext context); /* write the output of kernels to stdout */
 void fake_end_streams(CUcontext context);
 
 /* -- fake_graph.c -------------------------------------------------------------------------------------------------- */
 
 int fake_set_condition(uint64_t handle, uint32_t value);
-/* Whether calls that are not safe during captures are an error in this thread; lock held. */
+/* Return true if a capture forbids this thread to make calls that are unsafe during captures; lock held. */
 int fake_forbids_unsafe_calls(void);
 
 /* -- fake_memory.c ------------------------------------------------------------------------------------------------- */
 
-/* Whether a kernel of the context may touch these bytes; fake_memory held. */
+/* Return true if kernels of the context may access these bytes; fake_memory held. */
 int fake_reachable(CUcontext context, uint64_t address, uint64_t size);
-/* Device memory for globals of modules, which is not counted as the program's. 0: no room. */
+/* Allocate device memory for a global of a module, which cuMemFree refuses to free. Return 0 if there is no room. */
 uint64_t fake_allocate(CUcontext context, uint64_t size);
 void fake_release(uint64_t address);
 void fake_end_memory(CUcontext context);

@@ -1,7 +1,7 @@
-/* The fake driver: graphs as far as a worker uses them: recorded operations, empty and conditional nodes.
+/* The fake driver: graphs, as far as a worker uses them: captured operations, empty and conditional nodes.
  *
- * A launch is one operation of its stream. Its nodes run one at a time; of those that are ready the one made last is
- * first, in each other launch the one made first, so that an edge which is missing shows.
+ * A launch is one operation of its stream. Its nodes run one at a time. If several nodes are ready, launches alternate
+ * between the oldest and the newest one, so that tests notice a missing edge.
  */
 #include "fake.h"
 
@@ -13,11 +13,11 @@
 struct fake_node {
     struct fake_object object;
     struct fake_graph *graph;
-    struct fake_op *op; /* NULL: empty, or conditional */
+    struct fake_op *op; /* NULL: an empty or conditional node */
     struct cu_node_condition *condition;
     struct fake_node **after;
     size_t nafter;
-    int done; /* while a launch runs */
+    int done; /* used while a launch runs */
 };
 
 struct fake_graph {
@@ -28,7 +28,7 @@ struct fake_graph {
 
 struct fake_exec {
     struct fake_object object;
-    struct fake_graph *graph; /* a copy */
+    struct fake_graph *graph; /* a copy, which later changes do not affect */
 };
 
 static struct handle {
@@ -164,7 +164,7 @@ CUresult cuGraphAddDependencies(void *graph, void *from, void *to, size_t n) {
             return leave(CUDA_ERROR_INVALID_VALUE);
         for (size_t k = 0; k < node->nafter; k++)
             if (node->after[k] == before)
-                return leave(CUDA_ERROR_INVALID_VALUE); /* there is such an edge */
+                return leave(CUDA_ERROR_INVALID_VALUE); /* the edge exists */
         node->after = realloc(node->after, (node->nafter + 1) * sizeof *node->after);
         if (!node->after)
             abort();
@@ -348,7 +348,7 @@ CUresult cuGraphInstantiateWithFlags(void **made, void *graph, uint64_t flags) {
     return leave(CUDA_SUCCESS);
 }
 
-/* Its memory stays: launches may have it. */
+/* Frees no memory, because launches in streams may use it. */
 CUresult cuGraphExecDestroy(void *exec) {
     CUcontext context;
     int error = enter(&context);

@@ -7,10 +7,11 @@
  *     cubin (ELF)                    kernels from sections .text.NAME, parameters from .nv.info.NAME, globals from
  *                                    symbols
  *     PTX                            kernels and parameters from .entry, globals from .global
- *     fatbin, or a wrapper of one    its uncompressed cubin or PTX; in a compressed one each name is found, as a kernel
+ *     fatbin, or a wrapper of one    its uncompressed cubin or PTX; if it is compressed, any name is found, as a kernel
  *                                    without parameters
  *
- * Unknown kernels do nothing, in the order of their stream. C++ kernels are known by their plain names.
+ * Kernels that are not in `KERNELS` do nothing, in the order of their stream. A C++ kernel is found in `KERNELS` by its
+ * name without mangling.
  */
 #include "fake.h"
 
@@ -36,7 +37,7 @@ struct global {
 
 struct CUmod_st {
     struct fake_object object;
-    int any; /* fatbin: all names are found */
+    int any; /* compressed fatbin: any name is found */
     struct CUfunc_st *functions;
     struct global *globals;
 };
@@ -45,15 +46,15 @@ struct CUfunc_st {
     struct fake_object object;
     char *name;
     CUmodule module;
-    int loaded, nparams, max_dynamic, carveout, most; /* most: threads of a block */
-    int registers, shared, constants, local;          /* of cubins */
+    int loaded, nparams, max_dynamic, carveout, most; /* most: maximum number of threads of a block */
+    int registers, shared, constants, local;          /* as the image states them */
     uint32_t offsets[MOST_PARAMS], sizes[MOST_PARAMS];
     struct CUfunc_st *next;
 };
 
-struct CUlib_st { /* of no context */
+struct CUlib_st { /* belongs to no context */
     struct fake_object object;
-    CUmodule first, modules[FAKE_MOST_DEVICES]; /* as loaded; in contexts, made at first use */
+    CUmodule first, modules[FAKE_MOST_DEVICES]; /* first: as loaded. modules: by device, made at first use */
     struct CUkern_st *kernels;
 };
 
@@ -90,7 +91,7 @@ static CUfunction add_function(CUmodule module, const char *name, size_t n) {
     return function;
 }
 
-/* A parameter of the next natural alignment. */
+/* Append a parameter at the next offset that has its alignment: `align`, or its natural one if that is 0. */
 static void add_param(CUfunction function, uint32_t size, uint32_t align) {
     int i = function->nparams;
     uint32_t end = i ? function->offsets[i - 1] + function->sizes[i - 1] : 0;
@@ -146,7 +147,7 @@ static uint32_t ptx_size(const char *type) {
 
 static size_t word(const char *text) { return strcspn(text, " \t\r\n[](),;={"); }
 
-/* One declaration `.align 4 .b8 name[12]` or `.u64 .ptr .align 1 name`; the bytes, alignment and name. */
+/* Parse `.align 4 .b8 name[12]` or `.u64 .ptr .align 1 name`. Return its size in bytes; set its alignment and name. */
 static uint64_t ptx_declared(const char *at, const char *end, uint32_t *align, const char **name, size_t *n) {
     uint64_t size = 0, count = 1;
     *align = 0;
@@ -159,7 +160,7 @@ static uint64_t ptx_declared(const char *at, const char *end, uint32_t *align, c
             size_t length = word(at);
             if (!strncmp(at, ".align", 6)) {
                 unsigned value = (unsigned)strtoul(at + 6, (char **)&at, 10);
-                *align = size ? *align : value; /* after a type: the alignment of the pointer's target */
+                *align = size ? *align : value; /* after a type, it is the alignment of the pointer's target */
                 continue;
             }
             if (!size && strchr("busf", at[1]) && isdigit((unsigned char)at[2]))
@@ -180,7 +181,7 @@ static uint64_t ptx_declared(const char *at, const char *end, uint32_t *align, c
     return size * count;
 }
 
-/* Threads of a block that the directives .maxntid and .maxnreg leave. */
+/* Limit the threads of a block as the directives .maxntid and .maxnreg do. */
 static void bound(CUfunction function, const char *at, const char *end) {
     const char *threads = strstr(at, ".maxntid"), *registers = strstr(at, ".maxnreg");
     if (threads && threads < end)
@@ -213,7 +214,7 @@ static int read_ptx(CUmodule module, const char *text) {
         while (line > text && line[-1] != '\n' && line[-1] != ';')
             line--;
         line += strspn(line, " \t\r");
-        if (line != at && strncmp(line, ".visible", 8) && strncmp(line, ".weak", 5)) /* ld.global and the like */
+        if (line != at && strncmp(line, ".visible", 8) && strncmp(line, ".weak", 5)) /* not a declaration */
             continue;
         uint64_t size = ptx_declared(at + 7, end, &align, &name, &n);
         if (size && n && add_global(module, name, n, size, NULL))
@@ -222,7 +223,7 @@ static int read_ptx(CUmodule module, const char *text) {
     return CUDA_SUCCESS;
 }
 
-/* Parameters of a kernel from its .nv.info section: records of (format, attribute, bytes). */
+/* Read a kernel's parameters from its .nv.info section, which has records of (format, attribute, size, bytes). */
 static void read_info(CUfunction function, const unsigned char *at, const unsigned char *end) {
     while (at + 4 <= end) {
         unsigned format = at[0], attribute = at[1], value = at[2] | at[3] << 8;
@@ -245,7 +246,7 @@ static void read_info(CUfunction function, const unsigned char *at, const unsign
     }
 }
 
-/* Records of .nv.info, (symbol, number): bytes of the frame in local memory, and registers. */
+/* Read each kernel's bytes of local memory and number of registers from records (symbol, number) of .nv.info. */
 static void read_frames(CUmodule module, const unsigned char *at, const unsigned char *end, const Elf64_Sym *symbols,
                         size_t nsymbols, const char *names) {
     while (at + 4 <= end) {
@@ -265,7 +266,7 @@ static void read_frames(CUmodule module, const unsigned char *at, const unsigned
     }
 }
 
-/* Read the facts in a section about the kernel that its name contains. */
+/* Read a section about one kernel, whose name ends the section's name. Section .nv.constant3 is about all kernels. */
 static void read_section(CUmodule module, const Elf64_Shdr *section, const char *name, const unsigned char *bytes) {
     static const char *const KINDS[] = {".nv.info.", ".nv.shared."};
     int reserved = fake_attribute(CU_DEVICE_RESERVED_SHARED_PER_BLOCK, 0), bytes_shared = (int)section->sh_size;
@@ -330,7 +331,7 @@ static int read_elf(CUmodule module, const unsigned char *image) {
     return error;
 }
 
-/* An entry of a fatbin, which its bytes follow. */
+/* Header of an entry of a fatbin; the bytes of the entry follow. */
 struct fat_entry {
     uint16_t kind, version; /* 1 PTX, 2 cubin */
     uint32_t header_bytes;
@@ -343,7 +344,7 @@ struct fat_entry {
 #define FAT_PTX 1
 #define FAT_COMPRESSED 0xf000u /* flags */
 
-/* Read the first cubin for this device, or PTX. Where an entry is compressed, any name is found. */
+/* Read the first cubin for this device, else the last PTX. If a compressed entry precedes both, any name is found. */
 static int read_fatbin(CUmodule module, const unsigned char *image) {
     const struct fat_entry *ptx = NULL;
     uint16_t header_bytes;
@@ -425,7 +426,7 @@ CUresult cuModuleLoadData(CUmodule *module, const void *image) { return load(mod
 
 CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, uint32_t n, int32_t *options, void **values) {
     int error = load(module, image);
-    for (uint32_t i = 0; i < n && options && values; i++) { /* logs: one line of an error, empty else */
+    for (uint32_t i = 0; i < n && options && values; i++) { /* logs: one line after an error, else empty */
         char *log = NULL;
         size_t room = 0;
         int wanted = options[i] == CU_JIT_ERROR_LOG ? CU_JIT_ERROR_LOG_BYTES : CU_JIT_INFO_LOG_BYTES;
@@ -548,7 +549,7 @@ CUresult cuLibraryLoadData(CUlibrary *library, const void *image, int32_t *optio
     return leave(CUDA_SUCCESS);
 }
 
-/* A library's code in a context, with functions and globals as they were loaded. */
+/* Return a library's module in a context. Make it at first use, with the functions and globals of the first module. */
 static CUmodule module_in(CUlibrary library, CUcontext context) {
     CUmodule module = library->modules[context->device];
     if (fake_valid(module, FAKE_MODULE))
@@ -568,7 +569,7 @@ static CUmodule module_in(CUlibrary library, CUcontext context) {
     return module;
 }
 
-/* Check a library and the current context; without error the lock is held. */
+/* Check a library, and find its module in the current context. Without an error, fake_lock is held. */
 static int enter_library(CUlibrary library, CUmodule *module) {
     CUcontext context;
     int error = enter(&context);
@@ -589,7 +590,7 @@ CUresult cuLibraryUnload(CUlibrary library) {
         fake_drop(k);
     fake_drop(library);
     leave(CUDA_SUCCESS);
-    return unload(module, "cuLibraryUnload"); /* other contexts keep what they have loaded */
+    return unload(module, "cuLibraryUnload"); /* the library's modules in other contexts stay loaded */
 }
 
 static CUkernel kernel_named(CUlibrary library, const char *name) {
@@ -650,14 +651,14 @@ CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *size, CUlibrary librar
     return error ? error : (leave(CUDA_SUCCESS), cuModuleGetGlobal_v2(address, size, module, name));
 }
 
-/* Memory of this process is memory of all devices. */
+/* All devices share the memory of this process, so any global is managed memory. */
 CUresult cuLibraryGetManaged(CUdeviceptr *address, size_t *size, CUlibrary library, const char *name) {
     return cuLibraryGetGlobal(address, size, library, name);
 }
 
 /* -- functions ----------------------------------------------------------------------------------------------------- */
 
-/* The function behind a handle, which may be a kernel's, in a context. */
+/* Return the function in a context that a handle means: a CUfunction, or a CUkernel, whose function is found there. */
 static CUfunction function_in(CUfunction function, CUcontext context) {
     CUkernel kernel = (CUkernel)(void *)function;
     if (fake_valid(function, FAKE_FUNCTION))
@@ -669,7 +670,7 @@ static CUfunction function_in(CUfunction function, CUcontext context) {
     return found ? found : add_function(module, kernel->name, strlen(kernel->name));
 }
 
-/* Check a function and its context; without error the lock is held. */
+/* Replace a handle, CUfunction or CUkernel, by its function. Without an error, fake_lock is held. */
 static int enter_function(CUfunction *function) {
     CUcontext context;
     int error = enter(&context);
@@ -898,7 +899,7 @@ static uint32_t cluster_size(const struct cu_launch_config *c) {
     return 1;
 }
 
-/* 64 multiprocessors with a block each, clusters of at most 8 blocks. */
+/* Count as if 64 multiprocessors ran a block each, in clusters of at most 8 blocks. */
 CUresult cuOccupancyMaxActiveClusters(int32_t *n, CUfunction function, void *config) {
     CUcontext context;
     int error = enter(&context);
@@ -973,7 +974,7 @@ static int kernel_nap(struct fake_op *op) {
     return CUDA_SUCCESS;
 }
 
-/* flag(addr, value): runs until the 32-bit word has the value, or the context is gone. */
+/* flag(addr, value): run until the 32-bit word has the value, or the context is lost or reset. */
 static int kernel_flag(struct fake_op *op) {
     uint64_t address = param(op, 0);
     for (;;) {
@@ -1003,7 +1004,7 @@ static int kernel_fail(struct fake_op *op) {
     return write(2, line, sizeof line - 1) < 0 ? CUDA_ERROR_UNKNOWN : CUDA_ERROR_ASSERT;
 }
 
-/* print(value): a line, which comes out at the next synchronization. */
+/* print(value): print a line, which appears at the next synchronization. */
 static int kernel_print(struct fake_op *op) {
     CUcontext context = op->context;
     char line[64];
@@ -1020,10 +1021,10 @@ static int kernel_print(struct fake_op *op) {
     return CUDA_SUCCESS;
 }
 
-/* condition(handle, value): of a graph's conditional node. */
+/* condition(handle, value): set the value of a conditional node's handle. */
 static int kernel_condition(struct fake_op *op) { return fake_set_condition(param(op, 0), (uint32_t)param(op, 1)); }
 
-/* count(addr, handle): the word less one is the condition's value. */
+/* count(addr, handle): decrement a 32-bit word, and set the value of a conditional node's handle to it. */
 static int kernel_count(struct fake_op *op) {
     uint32_t *word = (uint32_t *)param(op, 0);
     if (!fake_reachable(op->context, (uint64_t)word, 4))
@@ -1034,7 +1035,7 @@ static int kernel_count(struct fake_op *op) {
 static const struct {
     const char *name;
     int (*run)(struct fake_op *op);
-    int memory; /* runs with the table of addresses locked */
+    int memory; /* true: the kernel runs with fake_memory locked */
 } KERNELS[] = {
     {"fill", kernel_fill, 1},   {"copy", kernel_copy, 1},   {"add", kernel_add, 1},
     {"nap", kernel_nap, 0},     {"flag", kernel_flag, 0},   {"fault", kernel_fault, 0},
@@ -1083,7 +1084,7 @@ static int check_shape(const struct cu_launch_config *c, CUfunction function) {
     return CUDA_SUCCESS;
 }
 
-/* The parameters as the kernel sees them, from one of the two ways of giving them. */
+/* Pack the parameters as the kernel sees them, from `params` or from the buffer in `extra`. */
 static int pack(struct fake_op *op, CUfunction function, void **params, void **extra) {
     int last = function->nparams - 1;
     size_t bytes = last >= 0 ? function->offsets[last] + function->sizes[last] : 0, given = 0;
@@ -1122,7 +1123,7 @@ static int launch(int per_thread, const struct cu_launch_config *config, CUfunct
     if ((error = fake_stream(handle, context, &stream)) || (error = check_shape(config, function)))
         return leave(error);
     if (!function->loaded && !cuModuleGetLoadingMode(&mode) && mode == 2)
-        fake_wait_all(context, symbol); /* a kernel's code is loaded at its first launch */
+        fake_wait_all(context, symbol); /* lazy loading: the first launch of a kernel loads its code */
     function->loaded = 1;
     struct fake_op *op = fake_op(context, run_kernel);
     op->function = function;

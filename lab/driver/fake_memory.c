@@ -12,24 +12,24 @@
 #include <unistd.h>
 
 #define PIECE ((uint64_t)2 << 20)
-#define FRESH 0xa5 /* in new memory, so that a read before the first write shows */
+#define FRESH 0xa5 /* byte that fills new device memory, so that tests notice reads before the first write */
 #define OF_STREAM (1u << 31)
-#define EARLY 24576 /* bytes of pinned memory that a weak driver reads at once if the stream has no work of its own */
+#define EARLY 24576 /* FAKE_WEAK: largest copy that reads pinned memory at once, if the stream has no other work */
 
 enum place { DEVICE = 1, MAPPED, PINNED, REGISTERED, GLOBAL };
 
-struct range { /* of addresses; the table has no two that overlap */
+struct range { /* of addresses; the ranges of a table do not overlap */
     uint64_t base, size;
     enum place place;
     int device;
-    unsigned open;   /* mapped memory: bits of devices that may read and write it */
-    unsigned flags;  /* of the host's memory; of the device's: whether it was allocated in a stream */
+    unsigned open;   /* mapped memory: bit mask of devices that may access it */
+    unsigned flags;  /* host memory: flags of its allocation. Device memory: OF_STREAM, or 0 */
     uint64_t handle; /* of mapped memory */
 };
 
-struct part { /* memory that cuMemCreate made */
+struct part { /* memory that cuMemCreate created, or that was imported */
     int file, device, refs, released;
-    int shareable, imported; /* imported: another process's */
+    int shareable, imported; /* imported: the memory of another process */
     uint64_t size;
 };
 
@@ -90,7 +90,7 @@ int fake_reachable(CUcontext context, uint64_t address, uint64_t size) {
     return covered(context->device, address, size, 1);
 }
 
-/* A copy of the range that has an address, or 0. */
+/* Copy the range that contains an address to *found, or return 0. */
 static int look(uint64_t address, struct range *found) {
     pthread_rwlock_rdlock(&fake_memory);
     struct range *range = in(&ranges, address, 1);
@@ -107,7 +107,7 @@ static enum place place_of(uint64_t address) {
 
 /* -- allocations --------------------------------------------------------------------------------------------------- */
 
-/* Return true to guarantee only as much as CUDA's documentation, although real drivers guarantee more. */
+/* Return true if the fake gives only the guarantees of CUDA's documentation, although most drivers give more. */
 static int weak(void) { return fake_number("FAKE_WEAK", 0) != 0; }
 
 static uint64_t rounded(uint64_t size) { return (size + 4095) & ~(uint64_t)4095; }
@@ -130,7 +130,7 @@ static uint64_t fresh(CUcontext context, uint64_t size, enum place place) {
 
 uint64_t fake_allocate(CUcontext context, uint64_t size) { return fresh(context, size, GLOBAL); }
 
-/* Take back what was allocated at an address; lock held. */
+/* Free the allocation that begins at an address; fake_lock held. */
 static int release(uint64_t address, enum place place) {
     pthread_rwlock_wrlock(&fake_memory);
     struct range *range = in(&ranges, address, 1);
@@ -148,7 +148,7 @@ static int release(uint64_t address, enum place place) {
 
 void fake_release(uint64_t address) { release(address, GLOBAL); }
 
-static uint64_t ending; /* address of the first range of a context; twalk has no argument */
+static uint64_t ending; /* address of a range of the context, set by find_ending: twalk passes it no argument */
 static int ending_device;
 
 static void find_ending(const void *node, VISIT visit, int depth) {
@@ -209,7 +209,7 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
     struct range range;
     if (!look(address, &range) || range.place != DEVICE)
         return leave(CUDA_ERROR_INVALID_VALUE);
-    if (!(range.flags & OF_STREAM)) /* memory of a stream is let go without a wait */
+    if (!(range.flags & OF_STREAM)) /* memory from cuMemAllocAsync is freed without a wait */
         fake_wait_all(context, "cuMemFree_v2");
     return leave(context->sticky ? context->sticky : release(address, DEVICE));
 }
@@ -271,7 +271,7 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, void *pool, 
 CUresult cuMemPoolGetAttribute(void *pool, int32_t attribute, void *value) {
     if (!is_pool(pool) || !value || attribute < 1 || attribute > 16)
         return CUDA_ERROR_INVALID_VALUE;
-    if (attribute < 4) /* whether memory is given out again behind events and the like: yes */
+    if (attribute < 4) /* the three policies for reuse of memory: all are on */
         *(int32_t *)value = 1;
     else
         *(uint64_t *)value = attribute >= 7 ? ((CUcontext)pool)->used : 0;
@@ -457,7 +457,7 @@ CUresult cuPointerGetAttributes(uint32_t n, int32_t *attributes, void **data, CU
 
 static int is_device(enum place place) { return place == DEVICE || place == MAPPED || place == GLOBAL; }
 
-/* Copy bytes of this process; an unmapped address is an error, and no signal is raised. */
+/* Copy bytes within this process. An unmapped address is an error, not a SIGSEGV. */
 static int move(uint64_t to, uint64_t from, uint64_t size) {
     uint64_t done = 0;
     while (done < size) {
@@ -491,14 +491,14 @@ static int checked(CUcontext context, uint64_t address, uint64_t size) {
     return known;
 }
 
-/* Whether memory was allocated in a stream of another device: peer access does not extend to it. */
+/* Return true if cuMemAllocAsync allocated the memory on another device: peer access does not extend to it. */
 static int in_other_pool(CUcontext context, uint64_t address) {
     struct range range;
     return look(address, &range) && range.flags & OF_STREAM && range.place == DEVICE && range.device != context->device;
 }
 
-/* Any copy. `must_to`, `must_from`: this end must be memory that the driver knows. `wait`: the synchronous form.
- * `peer`: the call names the contexts of both ends. */
+/* Any copy. `must_to`, `must_from`: destination or source must be memory that the driver knows. `wait`: a call without
+ * Async. `peer`: a call that names the contexts of both ends. */
 static int copy(uint64_t to, uint64_t from, uint64_t size, CUstream handle, int must_to, int must_from, int wait,
                 int peer, const char *symbol) {
     CUcontext context;
@@ -526,7 +526,7 @@ static int copy(uint64_t to, uint64_t from, uint64_t size, CUstream handle, int 
     int late = !wait && weak();
     int early = weak() && !wait && (of == PINNED || of == REGISTERED) && is_device(at);
     early = early && size <= EARLY && (!stream->last || stream->last->done);
-    if ((!of && !late) || early) { /* pageable: the bytes are taken now, after all that the stream has to do */
+    if ((!of && !late) || early) { /* read the source now: pageable memory after the stream's earlier work */
         if (!early)
             fake_wait_stream(stream, symbol);
         op->data = malloc(size);
@@ -610,7 +610,7 @@ static int run_set(struct fake_op *op) {
     return error;
 }
 
-/* `wait`: the form without Async, which waits where the memory is the host's. */
+/* `wait`: a call without Async, which waits if the memory is host memory. */
 static int set(uint64_t to, uint32_t value, uint32_t width, uint64_t count, CUstream handle, int wait) {
     CUcontext context;
     CUstream stream;
@@ -657,7 +657,7 @@ CUresult cuMemsetD32Async(CUdeviceptr to, uint32_t value, size_t count, CUstream
     return set(to, value, 4, count, stream, 0);
 }
 
-/* -- memory made by parts ------------------------------------------------------------------------------------------ */
+/* -- virtual memory management: addresses and memory are separate -------------------------------------------------- */
 
 CUresult cuMemGetAllocationGranularity(size_t *granularity, void *prop, int32_t option) {
     (void)option;
@@ -807,7 +807,8 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, uint64_t hand
     return leave(range ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }
 
-/* Each range of [address, address + size): mapped whole, or an error. device < 0: unmap, else let the device use it. */
+/* Unmap [address, address + size) if device < 0, else let the device use it. An error: it does not consist of whole
+ * mapped ranges, or the device cannot access one. */
 static int each_mapped(uint64_t address, uint64_t size, int device) {
     for (uint64_t at = address; at < address + size;) {
         struct range *range = in(&ranges, at, 1);

@@ -1,4 +1,4 @@
-/* Calls that follow from others: ends of contexts, older names, host functions, files, memory with a pitch. */
+/* The fake driver: calls made of other calls: resets of contexts, older names, callbacks, files, pitched memory. */
 #include "fake.h"
 #include "gen_calls.h"
 #include <stdbool.h>
@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* All that belonged to the context is gone; lock held. */
+/* Destroy all streams, memory and other objects of a context; lock held. */
 static void end_context(CUcontext context) {
     fake_end_life(context);
     fake_end_streams(context);
@@ -111,7 +111,7 @@ CUresult cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, uint8_t value, size_t w
 
 CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image) { return cuModuleLoadData(module, image); }
 
-/* Wait until a stream comes to a call that is posted now: the legacy one behind all blocking streams. */
+/* Wait for all work that has been enqueued in a stream; the legacy stream also waits for all blocking streams. */
 static CUresult reach(CUstream stream) {
     CUevent event;
     CUresult result = cuEventCreate(&event, 0);
@@ -124,7 +124,7 @@ static CUresult reach(CUstream stream) {
     return result;
 }
 
-/* Callbacks run on the caller's thread, when the stream has got there. */
+/* Wait for the earlier work of the stream, then run the callback on the caller's thread. */
 CUresult cuStreamAddCallback(CUstream stream, void *callback, void *data, unsigned flags) {
     void (*run)(CUstream, CUresult, void *);
     CUresult result = flags ? CUDA_ERROR_INVALID_VALUE : reach(stream);

@@ -10,7 +10,7 @@ static uint64_t next_stream = 1;
 static __thread struct {
     CUstream stream;
     unsigned life;
-} own[FAKE_MOST_DEVICES]; /* the thread's default streams */
+} own[FAKE_MOST_DEVICES]; /* by device: the calling thread's default stream */
 
 static double now(void) {
     struct timespec t;
@@ -65,7 +65,7 @@ static int is_ready(const struct fake_op *op) {
     return 1;
 }
 
-/* A random short time before an operation; half of them wait not at all. */
+/* Sleep for a random short time before an operation. Half of the operations do not wait. */
 static void delay(CUstream stream) {
     if (!stream->random)
         return;
@@ -117,7 +117,7 @@ static void *run_stream(void *argument) {
     stream->last = NULL;
     unlink_stream(stream);
     pthread_mutex_unlock(&fake_lock);
-    return NULL; /* the stream's memory stays: a handle is never given out twice */
+    return NULL; /* do not free the stream: then no other stream gets the same handle */
 }
 
 static void start(CUstream stream) {
@@ -149,7 +149,7 @@ void fake_enqueue(CUstream stream, struct fake_op *op, int keep, const char *sym
     } else if (!(stream->flags & CU_STREAM_NON_BLOCKING) && context->legacy) {
         add_after(op, context->legacy->last);
     }
-    op->refs += keep ? 2 : 1; /* the queue has the first, `last` the second */
+    op->refs += keep ? 2 : 1; /* for `last`, and the caller; fake_op() made the queue's reference */
     fake_unref(stream->last);
     stream->last = op;
     if (stream->tail)
@@ -170,8 +170,8 @@ void fake_wait(struct fake_op *op) {
     fake_unref(op);
 }
 
-/* Return true if a wait for `of` waits for work of a stream: the same one, a blocking one if `of` is the legacy stream,
- * or any if `of` is NULL. */
+/* Return true if a stream has work that a wait for `of` waits for: `of` is the same stream, or the legacy stream and
+ * the stream is a blocking one, or NULL, which means all streams. */
 static int has_work(CUstream stream, CUstream of) {
     int asked = !of || stream == of || (of == of->object.context->legacy && !(stream->flags & CU_STREAM_NON_BLOCKING));
     return asked && stream->last && !stream->last->done;
@@ -275,7 +275,7 @@ int fake_stream(CUstream handle, CUcontext context, CUstream *stream) {
     return CUDA_SUCCESS;
 }
 
-/* Take the lock, and the stream of the current context; without error the lock is held. */
+/* Find the stream that a handle means in the current context. Without an error, fake_lock is held. */
 static int enter_stream(CUstream handle, CUstream *stream) {
     CUcontext context;
     int error = enter(&context);
@@ -304,7 +304,7 @@ CUresult cuStreamDestroy_v2(CUstream handle) {
     int error = enter_stream(handle, &stream);
     if (error)
         return error;
-    end_stream(stream); /* its thread ends when it has done what was enqueued */
+    end_stream(stream); /* its thread exits after the operations that are enqueued */
     return leave(CUDA_SUCCESS);
 }
 
@@ -474,10 +474,9 @@ CUresult cuCtxSynchronize_v2(CUcontext other) {
 
 static int enter_event(CUevent event) {
     CUcontext context;
-    int error = fake_need(&context);
+    int error = enter(&context);
     if (error)
         return error;
-    pthread_mutex_lock(&fake_lock);
     return fake_valid(event, FAKE_EVENT) ? CUDA_SUCCESS : leave(CUDA_ERROR_INVALID_HANDLE);
 }
 
@@ -537,7 +536,7 @@ CUresult cuEventSynchronize(CUevent event) {
     if (op && !op->done) {
         fake_blocks("cuEventSynchronize");
         op->refs++;
-        fake_wait(op); /* the event may be destroyed meanwhile */
+        fake_wait(op); /* not `event->last`: the event may be destroyed in the meantime */
     }
     fake_flush(context);
     return leave(context->sticky);

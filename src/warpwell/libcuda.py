@@ -71,6 +71,15 @@ def uuid_of(library: Any, device: c_int) -> bytes | None:
     return None if function(found, device) else bytes(found)
 
 
+def orders_calls() -> bool:
+    """Return True if the driver's library is one of Warpwell's that orders the calls of this process."""
+    library = driver()
+    try:
+        return library is not None and c_int.in_dll(library, "ww_orders_calls").value == 1
+    except ValueError:  # another library
+        return False
+
+
 NO_GPU = "host"
 """Name of the device of a thread without a GPU."""
 

@@ -1,4 +1,4 @@
-"""Graphs, captures, pools and rows through layer, ring and worker: what CUDA promises; each area is one program."""
+"""Graphs, captures, pools and rows through layer, ring and worker keep CUDA's promises; each area is one program."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def wrong(server: DriverServer, area: str, seconds: float = SECONDS) -> str:
 def test_what_cuda_promises(server: DriverServer, area: str) -> None:
     if area == "hook_checks":
         pytest.importorskip("cuda.bindings")
-    said = wrong(server, area)
-    assert not said, said
+    failures = wrong(server, area)
+    assert not failures, failures
 
 
 def test_managed_memory_is_for_programs_with_one_device(server: DriverServer) -> None:
-    assert not (said := wrong(server, "managed_checks")), said
-    with serve(1, driver=build.build().fake) as one:
-        assert not (said := wrong(one, "managed_checks")), said
+    assert not (failures := wrong(server, "managed_checks")), failures
+    with serve(1, driver=build.build().fake) as single:
+        assert not (failures := wrong(single, "managed_checks")), failures
 
 
 @pytest.mark.slow
@@ -65,4 +65,4 @@ def test_planted_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -
             try:
                 assert wrong(server, area, 20)
             except subprocess.TimeoutExpired:
-                pass  # some make calls wait for ever
+                pass  # some faults make calls wait without end

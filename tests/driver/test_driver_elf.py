@@ -47,11 +47,14 @@ def test_a_program_with_the_shared_runtime_is_accepted(tmp_path: Path) -> None:
     assert elf.examine_program(program) == (None, [])
     stripped = build(tmp_path, "stripped", DYNAMIC + MAIN, runtime, "-s")
     assert elf.examine_program(stripped) == (None, [])
+    assert elf.uses_cuda(program) and elf.uses_cuda(stripped)
 
 
 @pytest.mark.parametrize("flags", [(), ("-s",), ("-static",)])
 def test_a_program_with_the_static_runtime_is_refused(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    assert refusal(build(tmp_path, "prog", STATIC + MAIN, *flags)) == (
+    program = build(tmp_path, "prog", STATIC + MAIN, *flags)
+    assert elf.uses_cuda(program)
+    assert refusal(program) == (
         "prog has NVIDIA's CUDA runtime linked in, which works only with NVIDIA's own driver library. Rebuild it with "
         "`nvcc -cudart shared` (CMake: -DCMAKE_CUDA_RUNTIME_LIBRARY=Shared), or use `--cuda local` for this machine's "
         "GPUs."
@@ -71,6 +74,7 @@ def test_a_program_without_cuda_is_accepted(tmp_path: Path) -> None:
         build(tmp_path, "static", MAIN, "-static")
     )
     assert elf.examine_program("/bin/sh") == elf.examine_program(__file__) == (None, [])
+    assert not elf.uses_cuda("/bin/sh") and not elf.uses_cuda(__file__)
 
 
 def test_an_old_runtime_is_named(tmp_path: Path) -> None:
@@ -82,7 +86,7 @@ def test_libraries_with_the_static_runtime_are_named(tmp_path: Path) -> None:
     blas = build(tmp_path, "libcublas.so.13", "")
     line = " has NVIDIA's CUDA runtime linked in, which works only with NVIDIA's own driver library. Use"
     direct = build(tmp_path, "direct", MAIN, blas)
-    assert refusal(direct).startswith("libcublas.so.13" + line)  # also if it is not found
+    assert refusal(direct).startswith("libcublas.so.13" + line)  # named even if the library is not found
     for name, text, needed in (("libmine.so.1", STATIC, ()), ("libwraps.so.1", "", (blas,))):
         library = build(tmp_path, f"inner/{name}", text, *needed)
         own = build(tmp_path, "own", MAIN, library, f"-Wl,-rpath,{tmp_path}/inner", "-Wl,--enable-new-dtags")
@@ -140,7 +144,17 @@ def test_scripts_are_for_their_interpreter(tmp_path: Path, name: str, text: str,
     (tmp_path / name).write_text(text)
     (tmp_path / name).chmod(0o755)
     assert elf.is_compiled(str(tmp_path / name)) is compiled
+    with pytest.raises(ArgumentError, match=r"is a folder without __main__\.py; give a Python file"):
+        elf.is_compiled(str(tmp_path))
+    (tmp_path / "__main__.py").touch()
     assert not elf.is_compiled(str(tmp_path))
+
+
+def test_a_text_file_is_no_program(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("remember the milk\n")
+    with pytest.raises(ArgumentError, match=r"notes\.txt is not a Python file \(\.py\), and not executable"):
+        elf.is_compiled(str(path))
 
 
 def test_damaged_files_raise_nothing(tmp_path: Path) -> None:

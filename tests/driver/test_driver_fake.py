@@ -1,4 +1,4 @@
-"""The fake driver is asynchronous: missing order shows as wrong bytes. It blocks where a real one does, and says so."""
+"""The fake driver is asynchronous: missing order shows as wrong bytes. It blocks in the same calls as a real one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,31 @@ from warpwell.errors import DriverBuildError
 
 ROOT = Path(__file__).parents[2]
 BEFORE = """
-import ctypes, os, sys
+import ctypes, functools, os, sys, threading
 from tests.harness.driver.calls import *
+from tests.harness.until import until
 cuda = Cuda(os.environ["FAKE"])
 cuda.start()
 cuda.use(0)
+@functools.cache
+def word():
+    return ctypes.c_uint32.from_address(cuda.pinned(4)[0])
+def hold(stream):  # until release
+    word().value = 0
+    cuda.launch(0, stream, "flag", ctypes.addressof(word()), 1)
+def release():
+    word().value = 1
+def blocked():  # calls that blocked, since the last time
+    with open(os.environ["FAKE_BLOCKED"], "a+") as file:
+        file.seek(0)
+        found = file.read().split("\\n")[:-1]
+        file.truncate(0)
+    return found
+def release_blocked():  # when a call blocks
+    until(lambda: os.path.exists(os.environ["FAKE_BLOCKED"]) and os.path.getsize(os.environ["FAKE_BLOCKED"]))
+    release()
 """
-WORDS = 1024
+COUNT = 1024
 FRESH = 0xA5
 
 
@@ -35,27 +53,27 @@ def fake() -> Path:
 
 def run(fake: Path, text: str, **environment: str) -> str:
     """Return what a program prints that uses the fake, in a process of its own: the fake reads its environment once."""
-    known = {name: value for name, value in os.environ.items() if not name.startswith(("FAKE_", "CUDA_"))}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("FAKE_", "CUDA_"))}
     done = subprocess.run(
         [sys.executable, "-c", BEFORE + textwrap.dedent(text)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=HANG_SECONDS,
-        env=known | {"FAKE": str(fake), "CUDA_MODULE_LOADING": "EAGER"} | environment,
+        env=inherited | {"FAKE": str(fake), "CUDA_MODULE_LOADING": "EAGER"} | environment,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_a_missing_wait_shows_as_wrong_bytes(fake: Path) -> None:
-    """A copy in another stream, and in the legacy stream beside blocking and non-blocking ones."""
+    """A copy in another stream, and in the legacy stream with blocking and non-blocking streams."""
     out = run(
         fake,
         """
         def late(flags):
             address, stream = cuda.alloc(4096), cuda.stream(flags)
-            cuda.launch(0, stream, "nap", 30_000)
+            hold(stream)
             cuda.launch(0, stream, "fill", address, 1024, 7)
             return address, stream
         address, one = late(NON_BLOCKING)
@@ -66,12 +84,19 @@ def test_a_missing_wait_shows_as_wrong_bytes(fake: Path) -> None:
             if wait:
                 cuda.cuStreamWaitEvent(two, event, ctypes.c_uint(0))
             cuda.cuMemcpyDtoHAsync_v2(ctypes.c_void_p(pinned), address, 4096, two)
+            if wait:
+                release()
             cuda.cuStreamSynchronize(two)
             print(data[0], data[4092])
         for flags in (NON_BLOCKING, 0):  # the legacy stream waits for blocking ones only
-            address, _ = late(flags)
+            address, stream = late(flags)
+            if flags == 0:
+                threading.Timer(0.03, release).start()
             print(cuda.read(address, 1)[0])
+            release()
+            cuda.cuStreamSynchronize(stream)
         address, stream = late(0)  # and blocking ones for it
+        threading.Timer(0.03, release).start()
         cuda.cuMemsetD8_v2(address, ctypes.c_ubyte(9), 4096)
         other = cuda.stream()
         cuda.cuMemcpyDtoHAsync_v2(ctypes.c_void_p(pinned), address, 4096, other)
@@ -85,40 +110,32 @@ def test_a_missing_wait_shows_as_wrong_bytes(fake: Path) -> None:
 def test_it_blocks_where_a_real_driver_does_and_says_so(fake: Path, tmp_path: Path) -> None:
     """Pageable copies on a busy stream, the 1,001st call, a free; not launches, pinned copies, events, queries."""
     text = """
-        address, (pinned, data), word = cuda.alloc(4096), cuda.pinned(4096), cuda.pinned(4)
+        address, (pinned, data) = cuda.alloc(4096), cuda.pinned(4096)
         stream, event, bytes_ = cuda.stream(NON_BLOCKING), cuda.event(), ctypes.create_string_buffer(4096)
-        def stuck():
-            word[1].cast("I")[0] = 0
-            cuda.launch(0, stream, "flag", word[0], 1)
-        def said():
-            with open(os.environ["FAKE_BLOCKED"], "a+") as file:
-                file.seek(0)
-                found = file.read().split("\\n")[:-1]
-                file.truncate(0)
-            return found
-        import threading
-        def free():
-            word[1].cast("I")[0] = 1
-        stuck()
+        hold(stream)
         for _ in range(990):
             cuda.launch(0, stream, "nap", 0)
         cuda.cuMemcpyHtoDAsync_v2(address, ctypes.c_void_p(pinned), 4096, stream)
         cuda.cuEventRecord(event, stream)
-        print(cuda.code("cuStreamQuery", stream), cuda.code("cuEventQuery", event), said())
-        threading.Timer(0.05, free).start()
+        print(cuda.code("cuStreamQuery", stream), cuda.code("cuEventQuery", event), blocked())
+        thread = threading.Thread(target=release_blocked)
+        thread.start()
         for _ in range(20):
             cuda.launch(0, stream, "nap", 0)
-        print(set(said()))
+        thread.join()
+        print(set(blocked()))
         cuda.cuStreamSynchronize(stream)
-        said()
+        blocked()
         for call in ("cuMemcpyHtoDAsync_v2", "cuMemFree_v2"):
-            stuck()
-            threading.Timer(0.05, free).start()
+            hold(stream)
+            thread = threading.Thread(target=release_blocked)
+            thread.start()
             if call == "cuMemFree_v2":
                 cuda.cuMemFree_v2(address)
             else:
                 cuda.cuMemcpyHtoDAsync_v2(address, bytes_, 4096, stream)
-            print(said())
+            thread.join()
+            print(blocked())
         """
     out = run(fake, text, FAKE_BLOCKED=str(tmp_path / "blocked"))
     assert out.splitlines() == [
@@ -131,8 +148,10 @@ def test_it_blocks_where_a_real_driver_does_and_says_so(fake: Path, tmp_path: Pa
         fake,
         """
         stream = cuda.stream(NON_BLOCKING)
-        cuda.launch(0, stream, "nap", 20_000)
-        cuda.launch(0, stream, "fill", cuda.alloc(4), 1, 1)  # its code is loaded now: this waits
+        address = cuda.alloc(4)
+        hold(stream)
+        threading.Thread(target=release_blocked).start()
+        cuda.launch(0, stream, "fill", address, 1, 1)  # its code is loaded now: this waits
         print(open(os.environ["FAKE_BLOCKED"]).read().split())
         """,
         FAKE_BLOCKED=str(tmp_path / "lazy"),
@@ -296,8 +315,9 @@ def test_parameters_and_globals_of_ptx(fake: Path) -> None:
 
 
 def test_the_companion_wheel_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What pip installs from it is what `parts` finds, as long as the sources are the same."""
-    monkeypatch.setattr(build, "has_ziglang", lambda: False)  # with it, the wheel is compiled anew for an older glibc
+    """`parts` finds the installed companion package, while the sources are the same."""
+    # With ziglang, the wheel would be compiled again for an older glibc.
+    monkeypatch.setattr(build, "has_ziglang", lambda: False)
     made = wheel(tmp_path / "wheels")
     site = tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
@@ -307,17 +327,17 @@ def test_the_companion_wheel_needs_no_compiler(tmp_path: Path, monkeypatch: pyte
     environment = os.environ | {"PATH": "/nowhere", "WARPWELL_CACHE_DIR": str(tmp_path / "cache")}
     environment.pop("CC", None)
 
-    def told(text: str) -> subprocess.CompletedProcess[str]:
+    def run_text(text: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-c", text], capture_output=True, text=True, env=environment, timeout=HANG_SECONDS
         )
 
     folder = site / "warpwell_driver"
-    assert told(show).stdout.split() == [str(folder / "_driver.so"), str(folder / "ww_worker")]
+    assert run_text(show).stdout.split() == [str(folder / "_driver.so"), str(folder / "ww_worker")]
     assert {"libcudart.so.12", "libcudart.so.13"} <= {path.name for path in folder.iterdir()}
     assert os.access(folder / "ww_worker", os.X_OK) and not (tmp_path / "cache").exists()
     (folder / "sources").write_text("others")
-    without = told(found + "build.has_ziglang = lambda: False\nbuild.parts()")
+    without = run_text(found + "build.has_ziglang = lambda: False\nbuild.parts()")
     assert "install gcc or clang" in without.stderr and "for other sources" in without.stderr
     assert not (tmp_path / "cache").exists()
 
@@ -343,20 +363,22 @@ def test_a_weak_driver_reads_little_pinned_memory_at_once_unless_an_event_or_the
 ) -> None:
     """As one on an H200 does behind a host function: the legacy stream's order alone does not let it wait."""
     text = """
-        import time
-        host = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+        import threading
+        host, is_posted = ctypes.CFUNCTYPE(None, ctypes.c_void_p), threading.Event()
         (pinned, data), address, event = cuda.pinned(100_000), cuda.alloc(100_000), cuda.event()
         def writes(_):
-            time.sleep(0.05)
+            is_posted.wait(100)
             ctypes.memset(pinned, 9, 100_000)
         late, blocking = host(writes), cuda.stream()
         for stream, nbytes, how in ((blocking, 1000, 0), (blocking, 1000, 1), (blocking, 100_000, 0), (0, 1000, 0)):
             ctypes.memset(pinned, 1, 100_000)
+            is_posted.clear()
             cuda.cuLaunchHostFunc(0, late, None)
             if how:
                 cuda.cuEventRecord(event, 0)
                 cuda.cuStreamWaitEvent(stream, event, ctypes.c_uint(0))
             cuda.cuMemcpyHtoDAsync_v2(address, ctypes.c_void_p(pinned), nbytes, stream)
+            is_posted.set()
             cuda.cuCtxSynchronize()
             print(cuda.read(address, 1)[0])
         """
@@ -369,12 +391,16 @@ def test_who_waits_for_the_legacy_stream_waits_for_blocking_ones(fake: Path) -> 
         fake,
         """
         for flags in (0, NON_BLOCKING):
-            cuda.launch(0, cuda.stream(flags), "nap", 50_000)
+            hold(cuda.stream(flags))
             print(cuda.code("cuStreamQuery", 0))
+            if flags == 0:
+                threading.Timer(0.05, release).start()
             cuda.cuStreamSynchronize(0)
+            release()
             print(cuda.code("cuCtxSynchronize"), cuda.code("cuStreamQuery", 0))
-        cuda.launch(0, 0, "nap", 50_000)
+        hold(0)
         print(cuda.code("cuStreamQuery", cuda.stream()))
+        release()
         """,
     )
     assert out.split() == ["600", "0", "0", "0", "0", "0", "0"]

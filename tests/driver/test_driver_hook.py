@@ -1,4 +1,4 @@
-"""What programs run at their start: functions of NVIDIA's runtime that the driver answers, and nothing else changes."""
+"""The start-up hook of programs redirects functions of NVIDIA's runtime to the driver, and changes nothing else."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ ANSWERED = [
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """Return a folder with bindings of the driver and of the runtime that say what was called."""
+    """Return a folder with bindings of the driver and of the runtime that print each call."""
     folder = tmp_path / "site"
     bindings = folder / "cuda" / "bindings"
     bindings.mkdir(parents=True)
@@ -67,7 +67,7 @@ def package(tmp_path: Path) -> Path:
     return folder
 
 
-def said(tmp_path: Path, program: str, *paths: Path, layer: bool = True, hooked: bool = True) -> list[str]:
+def output_of(tmp_path: Path, program: str, *paths: Path, layer: bool = True, hooked: bool = True) -> list[str]:
     """Run a program as the layer's environment does; return what it says."""
     folder = tmp_path / "python"
     folder.mkdir(exist_ok=True)
@@ -84,15 +84,15 @@ def said(tmp_path: Path, program: str, *paths: Path, layer: bool = True, hooked:
 
 
 def test_the_driver_answers_for_the_runtime(tmp_path: Path, package: Path) -> None:
-    assert said(tmp_path, ASKS, package) == ANSWERED
+    assert output_of(tmp_path, ASKS, package) == ANSWERED
     own = "from cuda.bindings import runtime; print(runtime.cudaDeviceSynchronize())"
-    assert said(tmp_path, own, package, layer=False) == ["own"]
+    assert output_of(tmp_path, own, package, layer=False) == ["own"]
 
 
 def test_a_runtime_that_was_imported_before_is_changed_too(tmp_path: Path, package: Path) -> None:
     (package / "sitecustomize.py").write_text("")  # hides the hook, which runs later
-    begun = f"import cuda.bindings.runtime, runpy\nrunpy.run_path({hook.__file__!r}, run_name='sitecustomize')\n"
-    assert said(tmp_path, begun + ASKS, package, hooked=False) == ANSWERED
+    preloaded = f"import cuda.bindings.runtime, runpy\nrunpy.run_path({hook.__file__!r}, run_name='sitecustomize')\n"
+    assert output_of(tmp_path, preloaded + ASKS, package, hooked=False) == ANSWERED
 
 
 def test_codes_of_the_driver_become_the_runtimes(tmp_path: Path, package: Path) -> None:
@@ -108,7 +108,7 @@ driver.cuInit, driver.cuCtxGetCurrent = lambda flags: (0,), lambda: (0, 0)
 driver.calls.clear()
 print(runtime.cudaGetDevice(), runtime.cudaDeviceSynchronize(), driver.calls)
 """
-    assert said(tmp_path, program, package) == [
+    assert output_of(tmp_path, program, package) == [
         "(<cudaError_t.cudaErrorInvalidValue: 1>, None)",
         "(<cudaError_t.cudaErrorNotReady: 600>, None)",
         "(<cudaError_t.cudaErrorUnknown: 999>, None)",
@@ -128,12 +128,12 @@ for name in ("cuda.bindings.runtime", "cuda.nothing"):
     except ModuleNotFoundError as error:
         print(error.name)
 """
-    none = tmp_path / "none"
-    (none / "cuda").mkdir(parents=True)
-    (none / "cuda" / "__init__.py").write_text("")
-    assert said(tmp_path, program, none) == ["[] False", "cuda.bindings", "cuda.nothing"]
+    without_runtime = tmp_path / "none"
+    (without_runtime / "cuda").mkdir(parents=True)
+    (without_runtime / "cuda" / "__init__.py").write_text("")
+    assert output_of(tmp_path, program, without_runtime) == ["[] False", "cuda.bindings", "cuda.nothing"]
     (package / "cuda" / "bindings" / "runtime.py").unlink()
-    assert said(tmp_path, program, package) == ["[] False", "cuda.bindings.runtime", "cuda.nothing"]
+    assert output_of(tmp_path, program, package) == ["[] False", "cuda.bindings.runtime", "cuda.nothing"]
 
 
 def test_bindings_of_another_version_are_left_as_they_are(tmp_path: Path, package: Path) -> None:
@@ -143,13 +143,13 @@ from cuda.bindings import runtime
 print(runtime.cudaMalloc(1), runtime.cudaDeviceSynchronize(), hasattr(runtime, "cudaGetDevice"))
 """
     (bindings / "runtime.py").write_text("def cudaMalloc(size): return 'own'\ncudaDeviceSynchronize = lambda: 'own'\n")
-    assert said(tmp_path, program, package) == ["own own False"]  # its errors have no such name
+    assert output_of(tmp_path, program, package) == ["own own False"]  # its errors have no such name
     (bindings / "runtime.py").write_text(RUNTIME)
     (bindings / "driver.py").unlink()
-    assert said(tmp_path, program, package) == ["own own True"]
+    assert output_of(tmp_path, program, package) == ["own own True"]
 
 
 def test_a_sitecustomize_of_the_program_runs_too(tmp_path: Path, package: Path) -> None:
     (package / "sitecustomize.py").write_text("print('own', __name__)\nfrom cuda.bindings import runtime\n")
-    lines = said(tmp_path, "import sys\nprint(sys.modules['sitecustomize'].__file__)" + ASKS, package)
-    assert lines == ["own sitecustomize", str(package / "sitecustomize.py"), *ANSWERED]
+    output = output_of(tmp_path, "import sys\nprint(sys.modules['sitecustomize'].__file__)" + ASKS, package)
+    assert output == ["own sitecustomize", str(package / "sitecustomize.py"), *ANSWERED]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.harness.driver import natives
 from tests.harness.driver.calls import IMAGE
-from tests.harness.driver.raw import ENTRY, MAGIC, NO_SLOT, OPEN, OPS, PLACE, RING, Lost, Raw
+from tests.harness.driver.raw import ENTRY, MAGIC, NO_SLOT, OPEN, OPS, RING, STAGING_BYTES, Lost, Raw
 
 from lab.driver import build
 from lab.driver.serve import serve
@@ -21,7 +21,7 @@ from warpwell.driver.server import DriverServer
 
 SECRET = bytes(range(256)) * 16
 INVALID_VALUE, OUT_OF_MEMORY, INVALID_HANDLE, NOT_FOUND = 1, 2, 400, 500
-MOST = (1 << 64) - 1
+MAX_WORD = (1 << 64) - 1
 
 
 @pytest.fixture(scope="module")
@@ -33,19 +33,19 @@ def server() -> Iterator[DriverServer]:
 
 @pytest.fixture
 def witness(server: DriverServer) -> Iterator[Raw]:
-    """Another client, whose memory must stay as it is, and whose worker must go on."""
-    with Raw(server.folder) as other:
-        address = other.alloc(len(SECRET))
-        other.put(address, SECRET)
-        yield other
-        assert other.get(address, len(SECRET)) == SECRET
-        assert not other.hung_up()
-        assert other.deferred == (0, 0)
+    """Another client; its memory must stay unchanged, and its worker must keep running."""
+    with Raw(server.folder) as bystander:
+        address = bystander.alloc(len(SECRET))
+        bystander.put(address, SECRET)
+        yield bystander
+        assert bystander.get(address, len(SECRET)) == SECRET
+        assert not bystander.hung_up()
+        assert bystander.deferred == (0, 0)
 
 
-def entry(size: int, op: int = OPS["CTX_SYNC"], slot: int = NO_SLOT, place: int = 0, nbytes: int = 0) -> bytes:
+def entry(size: int, op: int = OPS["CTX_SYNC"], slot: int = NO_SLOT, staging_index: int = 0, nbytes: int = 0) -> bytes:
     """Return an entry that says of itself what it likes."""
-    return ENTRY.pack(size, op, 0, slot, 1, 1, place, nbytes, 1)
+    return ENTRY.pack(size, op, 0, slot, 1, 1, staging_index, nbytes, 1)
 
 
 def head_moves(delta: int) -> Callable[[Raw], None]:
@@ -61,13 +61,13 @@ MALFORMED: dict[str, Callable[[Raw], None]] = {
     "more than an entry may have": lambda raw: raw.write(entry(70_000) + bytes(70_016)),
     "the greatest size": lambda raw: raw.write(entry(0xFFFFFFE0)),
     "a slot that there is not": lambda raw: raw.write(entry(32, slot=256)),
-    "a place that there is not": lambda raw: raw.write(entry(32, place=65)),
-    "more than a place holds": lambda raw: raw.write(entry(32, place=1, nbytes=PLACE + 1)),
+    "a place that there is not": lambda raw: raw.write(entry(32, staging_index=65)),
+    "more than a place holds": lambda raw: raw.write(entry(32, staging_index=1, nbytes=STAGING_BYTES + 1)),
     "padding beyond the end": lambda raw: raw.write(entry(RING + 32, op=OPS["PAD"])),
     "a head between entries": head_moves(8),
     "a head behind the tail": head_moves(-64),
     "a head far ahead": head_moves(RING + 32),
-    "the greatest head": lambda raw: raw.publish(MOST - 31),
+    "the greatest head": lambda raw: raw.publish(MAX_WORD - 31),
 }
 
 
@@ -76,9 +76,9 @@ def test_a_malformed_ring_ends_the_client_alone(server: DriverServer, witness: R
     with Raw(server.folder) as raw:
         address = raw.alloc(64)
         MALFORMED[act](raw)
-        raw.until(raw.hung_up, "the worker goes on")
+        raw.until(raw.hung_up, "the worker keeps running")
         assert raw.sticky == 999
-    with Raw(server.folder) as raw:  # the next is served
+    with Raw(server.folder) as raw:  # the server serves the next client
         raw.put(raw.alloc(64), bytes(64))
         assert address
 
@@ -90,21 +90,21 @@ def call(name: str, layout: str, *values: int, **more: int) -> tuple[str, bytes,
 
 def wrong_calls(raw: Raw) -> list[tuple[str, bytes, dict[str, int]]]:
     """Return calls that must be refused; memory of another is not even an address here."""
-    here, end, pin = raw.arena, raw.arena + raw.arena_bytes, 0x200000000000
+    arena, end, pin = raw.arena, raw.arena + raw.arena_bytes, 0x200000000000
     own = raw.alloc(4096)
-    bad = (own - 512, own + 4096 - 8, end, end - 8, 0, 1, MOST - 7, pin, 0x7F0000000000, here + (1 << 35))
+    bad = (own - 512, own + 4096 - 8, end, end - 8, 0, 1, MAX_WORD - 7, pin, 0x7F0000000000, arena + (1 << 35))
     return [
         *(call("COPY", "=QQQ", own, address, 64, stream=1) for address in bad),
         *(call("COPY", "=QQQ", address, own, 64, stream=1) for address in bad),
-        *(call("COPY", "=QQQ", own, own, nbytes, stream=1) for nbytes in (4097, MOST, 1 << 63, MOST - own + 1)),
-        *(call("IN", "=QQ", address, 64, stream=1, place=3, nbytes=64) for address in bad),
-        *(call("OUT", "=QQ", address, 64, stream=1, place=3, nbytes=64) for address in bad),
-        call("IN", "=QQ", own, 128, stream=1, place=3, nbytes=64),
+        *(call("COPY", "=QQQ", own, own, nbytes, stream=1) for nbytes in (4097, MAX_WORD, 1 << 63, MAX_WORD - own + 1)),
+        *(call("IN", "=QQ", address, 64, stream=1, staging_index=3, nbytes=64) for address in bad),
+        *(call("OUT", "=QQ", address, 64, stream=1, staging_index=3, nbytes=64) for address in bad),
+        call("IN", "=QQ", own, 128, stream=1, staging_index=3, nbytes=64),
         call("IN", "=QQ", own, 4000, stream=1),
-        call("IN", "=QQ", own, MOST, stream=1),
+        call("IN", "=QQ", own, MAX_WORD, stream=1),
         call("OUT", "=QQ", own, 64, stream=1),
         *(call("MEMSET", "=QQII", address, 16, 1, 4, stream=1) for address in bad),
-        *(call("MEMSET", "=QQII", own, count, 1, 4, stream=1) for count in (1025, 1 << 62, (1 << 62) + 1, MOST)),
+        *(call("MEMSET", "=QQII", own, count, 1, 4, stream=1) for count in (1025, 1 << 62, (1 << 62) + 1, MAX_WORD)),
         *(call("MEMSET", "=QQII", own, 1, 1, width, stream=1) for width in (0, 3, 8, 1 << 31)),
         call("MEMSET", "=QQII", own + 1, 1, 1, 4, stream=1),
         *(call("MEMSET", "=QQII", own, 1, 1, 4, stream=stream) for stream in (0, 2, 15, 99, 65_535, 65_536, 1 << 31)),
@@ -118,23 +118,23 @@ def wrong_calls(raw: Raw) -> list[tuple[str, bytes, dict[str, int]]]:
         *(call("EVENT_DESTROY", "=II", number, 0) for number in (0, 99, 65_536, 1 << 31)),
         *(call("EVENT_RECORD", "=II", number, 0, stream=1) for number in (0, 99, 65_536, 1 << 31)),
         *(call("STREAM_WAIT", "=II", number, 0, stream=1) for number in (0, 99, 65_536, 1 << 31)),
-        *(call("FREE", "=Q", address) for address in (0, own + 512, end, MOST)),
-        *(call("FREE_ASYNC", "=Q", address, stream=1) for address in (0, own + 512, end, MOST)),
-        *(call("IMAGE", "=IIQQ", image, 0, 0, 64, place=3, nbytes=64) for image in (64, 1 << 31)),
-        *(call("IMAGE", "=IIQQ", 0, 0, *pair, place=3, nbytes=64) for pair in ((0, 32), (0, MOST), (64, 128))),
+        *(call("FREE", "=Q", address) for address in (0, own + 512, end, MAX_WORD)),
+        *(call("FREE_ASYNC", "=Q", address, stream=1) for address in (0, own + 512, end, MAX_WORD)),
+        *(call("IMAGE", "=QQ", *pair, staging_index=3, nbytes=64) for pair in ((0, 32), (0, MAX_WORD), (64, 128))),
     ]
 
 
-def asked(raw: Raw) -> list[tuple[str, bytes, dict[str, int]]]:
+def answered_calls(raw: Raw) -> list[tuple[str, bytes, dict[str, int]]]:
     """Return calls with an answer that must be refused."""
     pin, highest = 0x200000000000, 0x2F0000000000
     return [
-        *(call("ALLOC", "=Q", nbytes) for nbytes in (0, MOST, 1 << 40, 1 << 63)),
-        *(call("ALLOC_ASYNC", "=Q", nbytes, stream=stream) for nbytes, stream in ((MOST, 1), (64, 99))),
-        *(call("PIN", "=QQII", address, 4096, 0, 0) for address in (0, 4096, pin - 4096, pin + 1, highest, MOST)),
-        *(call("PIN", "=QQII", pin, nbytes, 0, 0) for nbytes in (0, 1, MOST - 4095, highest - pin + 4096, 1 << 46)),
-        *(call("UNPIN", "=Q", address) for address in (0, pin, MOST)),
-        *(call("LOAD", "=6I", image, 5, 0, 0, 0, 0) for image in (0, 63, 64, 1 << 31)),
+        *(call("ALLOC", "=Q", nbytes) for nbytes in (0, MAX_WORD, 1 << 40, 1 << 63)),
+        *(call("ALLOC_ASYNC", "=Q", nbytes, stream=stream) for nbytes, stream in ((MAX_WORD, 1), (64, 99))),
+        *(call("PIN", "=QQII", address, 4096, 0, 0) for address in (0, 4096, pin - 4096, pin + 1, highest, MAX_WORD)),
+        *(call("PIN", "=QQII", pin, nbytes, 0, 0) for nbytes in (0, 1, MAX_WORD - 4095, highest - pin + 4096, 1 << 46)),
+        *(call("UNPIN", "=Q", address) for address in (0, pin, MAX_WORD)),
+        *(call("LOAD", "=4I", module, 0, 0, 0) for module in (0, 5, 65_536, 1 << 31)),  # no image was sent before
+        *(call("LOAD", "=4I", 5, *more) for more in ((33, 0, 0), (0, 1 << 20, 0), (0, 0, 1 << 20))),
         *(call("UNLOAD", "=II", module, 0) for module in (0, 5, 65_536, 1 << 31)),
         *(call("GLOBAL", "=II4s", module, size, b"abcd") for module, size in ((1, 4), (1, 1 << 31), (9, 4))),
         *(call("FUNCTION_SET", "=IIiI", number, 8, 1, 0) for number in (0, 99, 1 << 31)),
@@ -150,16 +150,16 @@ def test_wrong_calls_are_refused_one_by_one(server: DriverServer, witness: Raw) 
         for op, arguments, more in wrong_calls(raw):
             before = raw.deferred[1]
             raw.post(op, arguments, **more)
-            assert raw.ask("CTX_SYNC")[0] == 0
+            assert raw.call("CTX_SYNC")[0] == 0
             code, count = raw.deferred
             assert count == before + 1 and code, (op, struct.unpack(f"={len(arguments) // 4}I", arguments), more)
-        for op, arguments, more in asked(raw):
-            code, data = raw.ask(op, arguments, **more)
+        for op, arguments, more in answered_calls(raw):
+            code, data = raw.call(op, arguments, **more)
             assert code, (op, struct.unpack(f"={len(arguments) // 4}I", arguments), more)
             assert not data or op in ("LOAD",), (op, data)
-        assert [raw.ask("MORE", struct.pack("=Q", offset))[0] for offset in (1 << 40, (1 << 64) - 1)] == [1, 1]
-        for op in range(max(OPS.values()) + 1, 90):  # calls without their arguments, and numbers that are none
-            raw.ask(op)
+        assert [raw.call("MORE", struct.pack("=Q", offset))[0] for offset in (1 << 40, (1 << 64) - 1)] == [1, 1]
+        for op in range(max(OPS.values()) + 1, 90):  # calls without their arguments, and unknown numbers
+            raw.call(op)
         address = raw.alloc(64)
         raw.put(address, bytes(range(64)))
         assert raw.get(address, 64) == bytes(range(64))
@@ -181,11 +181,15 @@ def random_calls(raw: Raw, own: list[int], seed: int, entries: int) -> None:
     for _ in range(entries):
         op: str | int = rng.choice(names) if rng.random() < 0.97 else rng.randrange(1 << 16)
         near = rng.choice(own) + rng.choice([0, 0, 8, 512, 4096, 1 << 20])
-        words = [near, rng.choice(own), rng.choice([0, 1, 64, 4096, 1 << 20, 1 << 32, MOST, rng.getrandbits(64)])]
+        operands = [
+            near,
+            rng.choice(own),
+            rng.choice([0, 1, 64, 4096, 1 << 20, 1 << 32, MAX_WORD, rng.getrandbits(64)]),
+        ]
         small = [rng.choice([0, 1, 2, 3, 5, 20, 21, 64, 255, 65_535, 65_536, 1 << 31]) for _ in range(12)]
         arguments = rng.choice(
             [
-                struct.pack("=QQQ", *rng.sample(words, 3)),
+                struct.pack("=QQQ", *rng.sample(operands, 3)),
                 struct.pack("=12I", *small),
                 rng.randbytes(rng.randrange(200)),
                 struct.pack("=QQ", near, 64) + bytes(64),
@@ -199,8 +203,8 @@ def random_calls(raw: Raw, own: list[int], seed: int, entries: int) -> None:
             slot=rng.choice([None, None, 0, 7, 255]),
             flags=rng.choice([0, 1, 0xFFFF]),
             stream=rng.choice([0, 1, 1, 20, 21, 99, 1 << 31]),
-            place=rng.choice([0, 0, 1, 2, 64]),
-            nbytes=rng.choice([0, 64, 4096, PLACE]),
+            staging_index=rng.choice([0, 0, 1, 2, 64]),
+            nbytes=rng.choice([0, 64, 4096, STAGING_BYTES]),
         )
     raw.until(lambda: struct.unpack_from("=Q", raw.status)[0] == raw.head, "the worker stopped reading")
 
@@ -218,11 +222,11 @@ def flip(raw: Raw, end: threading.Event, seed: int) -> None:
     while not end.is_set():
         at = 4096 + (raw.head + rng.randrange(-4096, 4096)) % RING // 4 * 4
         raw.ring[at : at + 4] = struct.pack("=I", rng.choice([0, 31, 32, 64, 1 << 16, 1 << 31, rng.getrandbits(32)]))
-        raw.staging[rng.randrange(PLACE)] = rng.randrange(256)
+        raw.staging[rng.randrange(STAGING_BYTES)] = rng.randrange(256)
 
 
 def changes_while_read(server: DriverServer, seeds: range) -> None:
-    """Post calls while another thread changes them; the worker may end, but only as one that was told nonsense."""
+    """Post calls while another thread changes them; the worker may end, but only because of invalid entries."""
     for seed in seeds:
         with Raw(server.folder) as raw:
             own, end = prepared(raw), threading.Event()
@@ -295,7 +299,7 @@ def test_a_handshake_may_say_anything(server: DriverServer, witness: Raw) -> Non
         while answer := line.recv(4096):
             assert struct.unpack_from("=I", answer)[0] != 4
         line.close()
-    silent = [Raw.connect(server.folder) for _ in range(20)]  # say nothing, and hold nobody up
+    silent = [Raw.connect(server.folder) for _ in range(20)]  # silent clients delay no other client
     with Raw(server.folder) as raw:
         raw.put(raw.alloc(64), bytes(64))
     for line in silent:

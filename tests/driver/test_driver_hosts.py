@@ -1,4 +1,4 @@
-"""Programs on devices of other hosts: the mirror gives what a worker here gives, whoever is slow, wrong or lost."""
+"""Programs on devices of other hosts: the mirror behaves like a local worker, also if a peer is slow, wrong or lost."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def start(job: Hosts, module: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def said(job: Hosts, module: str, *arguments: str, seconds: float = SECONDS) -> str:
+def output_of(job: Hosts, module: str, *arguments: str, seconds: float = SECONDS) -> str:
     """Run a program of the harness as a client; return what it says."""
     with start(job, module, *arguments) as process:
         try:
@@ -61,12 +61,12 @@ def said(job: Hosts, module: str, *arguments: str, seconds: float = SECONDS) -> 
 
 def programs(job: Hosts, first: int, end: int, *more: str, seconds: float = SECONDS) -> str:
     """Run random programs on two devices."""
-    return said(job, "programs", "--devices", "2", "--seeds", f"{first}:{end}", *more, seconds=seconds)
+    return output_of(job, "programs", "--devices", "2", "--seeds", f"{first}:{end}", *more, seconds=seconds)
 
 
 def backlog(job: Hosts) -> str:
     """Let a program post more than both rings hold while the worker is stopped; return what it says in the end."""
-    with start(job, "acts", "backlog", "400", "100") as process:  # so many streams that none is too far ahead
+    with start(job, "acts", "backlog", "400", "100") as process:  # enough streams that the layer throttles none of them
         assert process.stdin is not None and process.stdout is not None
         try:
             assert process.stdout.readline() == "stop\n"
@@ -86,7 +86,7 @@ def backlog(job: Hosts) -> str:
 
 
 def nothing_is_left(job: Hosts, clients: int = 0) -> None:
-    """Wait until no client, no worker and no memory is left but those of some clients."""
+    """Wait until no client, no worker and no memory is left except for some clients."""
     until(lambda: len(job.workers) == len(job.near.served) == clients)
     until(lambda: sum(len(far.served) for far in job.fars) == clients)
 
@@ -99,7 +99,7 @@ def test_random_programs_are_right_on_other_hosts() -> None:
 
 @pytest.mark.slow
 def test_random_programs_are_right_where_all_is_scarce_and_one_device_is_here() -> None:
-    with natives.changed(natives.TIGHT) as parts, hosts(parts, here=1) as job:
+    with natives.changed(natives.TIGHT) as parts, hosts(parts, local=1) as job:
         assert programs(job, 100, 120, "--threads", "4") == "20 programs are right\n"
         assert programs(job, 160, 165) == "5 programs are right\n"
         nothing_is_left(job)
@@ -120,32 +120,32 @@ def test_a_worker_of_another_host_that_is_stopped_loses_no_call() -> None:
 @pytest.mark.slow
 def test_streams_of_other_hosts_that_never_become_ready_leave_others_alone() -> None:
     with hosts(build.build()) as job:
-        lines = said(job, "acts", "stuck_beside").splitlines()
-    assert lines.pop() == "released True 0 260 {0}"
-    assert lines == ["beside [True, True, True] still stuck True", "held back True"]
+        output = output_of(job, "acts", "stuck_beside").splitlines()
+    assert output.pop() == "released True 0 260 {0}"
+    assert output == ["independent [True, True, True] still stuck True", "held back True"]
 
 
 def test_a_worker_of_another_host_is_lost_and_replaced() -> None:
-    with hosts(build.build()) as job, start(job, "acts", "waits") as process:
+    with hosts(build.build()) as job, start(job, "acts", "waits_for_killed_worker") as process:
         assert process.stdout is not None and process.stdout.readline() == "waiting\n"
         os.kill(job.servers[0].workers[0], signal.SIGKILL)
-        lines = process.communicate(timeout=SECONDS)[0].splitlines()
-        assert lines.pop(0).startswith("warpwell: device 0: its worker has ended")
-        assert lines == ["codes False 1 True", "other device True", "after reset True True", "old handles True True"]
+        output = process.communicate(timeout=SECONDS)[0].splitlines()
+        assert output.pop(0).startswith("warpwell: device 0: its worker has ended")
+        assert output == ["codes False 1 True", "other device True", "after reset True True", "old handles True True"]
         nothing_is_left(job)
 
 
 @pytest.mark.parametrize(("kernel", "code"), [("fault", 700), ("fail", 710)])
 def test_a_fault_on_another_host_has_its_code(kernel: str, code: int) -> None:
     with hosts(build.build()) as job:
-        lines = said(job, "acts", "faults", kernel).splitlines()
-        assert lines == ["before True True", "codes" + 5 * f" {code}", "other device True", "after reset True"]
+        output = output_of(job, "acts", "faults", kernel).splitlines()
+        assert output == ["before True True", "codes" + 5 * f" {code}", "other device True", "after reset True"]
         nothing_is_left(job)
 
 
 def test_children_forked_among_threads_hang_nobody() -> None:
     with hosts(build.build()) as job:
-        assert said(job, "acts", "fork_among_threads") == "children {1} wrong [] parent True\n"
+        assert output_of(job, "acts", "fork_among_threads") == "children {1} wrong [] parent True\n"
         nothing_is_left(job)
 
 
@@ -170,17 +170,17 @@ def loses(job: Hosts, rng: random.Random) -> None:
         try:
             until(lambda: len(job.workers) == 2 or process.poll() is not None)
             time.sleep(rng.random() * 0.4)
-            what = rng.choice(["client", "worker", "agent", "communicator"])
-            if what == "client":
+            victim = rng.choice(["client", "worker", "agent", "communicator"])
+            if victim == "client":
                 process.kill()
-            elif what == "worker":
+            elif victim == "worker":
                 os.kill(rng.choice(job.workers), signal.SIGKILL)
-            elif what == "agent":
+            elif victim == "agent":
                 job.lose(rng.randrange(2))
             else:
                 job.near.close()
             text = process.communicate(timeout=SECONDS)[0]
-            assert what == "client" or (": 46\n" in text and process.returncode == 1), (what, text)
+            assert victim == "client" or (": 46\n" in text and process.returncode == 1), (victim, text)
         finally:
             process.kill()
     nothing_is_left(job)
@@ -213,14 +213,14 @@ def test_an_answer_comes_after_the_errors_before_it(job: Hosts) -> None:
 
 def use_again(raw: Raw) -> None:
     """Name a place again while its last use is under way."""
-    raw.post("IN", struct.pack("=QQ", raw.arena, 1 << 20), stream=1, place=3, nbytes=1 << 20)
+    raw.post("IN", struct.pack("=QQ", raw.arena, 1 << 20), stream=1, staging_index=3, nbytes=1 << 20)
     raw.used[2] -= 1
-    raw.post("IN", struct.pack("=QQ", raw.arena, 1 << 20), stream=1, place=3, nbytes=1 << 20)
+    raw.post("IN", struct.pack("=QQ", raw.arena, 1 << 20), stream=1, staging_index=3, nbytes=1 << 20)
 
 
 WRONG = {
     "a place that is under way": use_again,
-    "a use that goes back": lambda raw: raw.post("OUT", bytes(32), stream=1, place=3, nbytes=0, use=9),
+    "a use that goes back": lambda raw: raw.post("OUT", bytes(32), stream=1, staging_index=3, nbytes=0, use=9),
     "pinned memory": lambda raw: raw.post("PIN", struct.pack("=QQII", 0x200000000000, 4096, 0, 0), slot=1),
     "padding that is too large": lambda raw: raw.write(struct.pack("=IHH", 1 << 20, 0, 0) + bytes(24), 1 << 20),
 }
@@ -247,9 +247,9 @@ def test_planted_faults_of_the_mirror_are_found(fault: str) -> None:
         with contextlib.ExitStack() as stack:
             for target, made in patches.items():
                 stack.enter_context(mock.patch(target, made))
-            job = stack.enter_context(hosts(parts, here=1))
+            job = stack.enter_context(hosts(parts, local=1))
             try:
                 right = programs(job, 100, 500, "--threads", "4", seconds=40) == "400 programs are right\n"
                 assert not right or backlog(job) != "right True\n"
             except subprocess.TimeoutExpired:
-                pass  # some let calls wait for ever
+                pass  # some faults make calls wait without end

@@ -84,19 +84,19 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 class Hostile:
-    """Readable zeros behind an image: what its lengths, once checked, may lead the reader to."""
+    """Readable zeros behind an image, which the reader may reach by following its checked lengths."""
 
     def __init__(self) -> None:
         self.map = mmap.mmap(-1, _IMAGE_MOST + (8 << 20), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)  # NORESERVE
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
 
-    def length(self, pieces: ctypes.CDLL, image: bytes, most: int = _IMAGE_MOST) -> tuple[int, int, int]:
+    def length(self, pieces: ctypes.CDLL, image: bytes, max_bytes: int = _IMAGE_MOST) -> tuple[int, int, int]:
         """Return code, offset of the image's start, and length."""
         self.map[: len(image)] = image
         self.map[len(image) : len(image) + 8] = bytes(8)
         start, nbytes = ctypes.c_void_p(), ctypes.c_size_t()
-        known, out = ctypes.c_size_t(most), (ctypes.byref(start), ctypes.byref(nbytes))
-        code = pieces.ww_image_length(ctypes.c_void_p(self.address), known, *out)
+        readable, out = ctypes.c_size_t(max_bytes), (ctypes.byref(start), ctypes.byref(nbytes))
+        code = pieces.ww_image_length(ctypes.c_void_p(self.address), readable, *out)
         return code, (start.value or 0) - self.address, nbytes.value
 
 
@@ -152,7 +152,7 @@ def test_wrong_images_are_refused(pieces: ctypes.CDLL, hostile: Hostile) -> None
         b"",
         b"\x01\x02\x03\x04",
         b"\xed\x43\x4e\x7f junk of an intermediate form",
-        struct.pack("<IHHQ", 0xBA55ED50, 1, 8, 100),  # a header that is shorter than itself
+        struct.pack("<IHHQ", 0xBA55ED50, 1, 8, 100),  # a header size of 8 bytes, less than the 16 of the header itself
         struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 1 << 63),
         struct.pack("<IIQQ", 0x466243B1, 2, hostile.address + 64, 0),
         struct.pack("<IIQQ", 0x466243B1, 1, hostile.address + 64, 0).ljust(64, b"\0") + b".version 8.0",
@@ -176,7 +176,7 @@ def test_no_length_of_an_elf_file_leads_out_of_bounds(
 ) -> None:
     image = bytearray(_elf(sections, [(0x200, 0x80)]))
     for at, value in cuts:
-        image[at % len(image)] = value  # a length out of bounds would read behind the map: SIGSEGV
+        image[at % len(image)] = value  # a read beyond the mapped image would raise SIGSEGV
     code, _, nbytes = hostile.length(pieces, bytes(image))
     assert code == _INVALID_IMAGE or (code == 0 and 0 < nbytes <= _IMAGE_MOST)
 
@@ -199,8 +199,8 @@ def test_ranges_are_as_a_model(pieces: ctypes.CDLL, seed: int) -> None:
                 model[start] = size
         elif rng.random() < 0.6 and model:
             start = rng.choice([*model, start])
-            taken = pieces.ww_range_take(table, ctypes.c_uint64(start), 1, ctypes.byref(found))
-            assert taken == (start in model) and (not taken or (found.size, found.flags) == (model.pop(start), 7))
+            is_found = pieces.ww_range_take(table, ctypes.c_uint64(start), 1, ctypes.byref(found))
+            assert is_found == (start in model) and (not is_found or (found.size, found.flags) == (model.pop(start), 7))
         holder = [s for s, n in model.items() if s <= start < s + n]
         assert pieces.ww_range_find(table, ctypes.c_uint64(start), ctypes.byref(found)) == bool(holder)
         assert not holder or found.start == holder[0]
@@ -253,19 +253,19 @@ def test_ids_come_back_in_order_and_end(pieces: ctypes.CDLL) -> None:
     def take() -> int | None:
         return out.value if pieces.ww_id_take(ids, ctypes.byref(out)) == 0 else None
 
-    taken = []
-    while (one := take()) is not None:
-        taken.append(one)
-    assert taken == list(range(16, 65536))
-    free = deque(random.Random(1).sample(taken, 3000))
-    for one in free:
-        pieces.ww_id_give(device, ids, life, one)
+    allocated = []
+    while (allocated_id := take()) is not None:
+        allocated.append(allocated_id)
+    assert allocated == list(range(16, 65536))
+    free = deque(random.Random(1).sample(allocated, 3000))
+    for allocated_id in free:
+        pieces.ww_id_give(device, ids, life, allocated_id)
     for _ in range(7000):
-        one = free.popleft()
-        assert take() == one
-        pieces.ww_id_give(device, ids, life, one)
-        free.append(one)
-    pieces.ww_id_give(device, ids, ctypes.c_uint64(5), 16)  # of another life: not taken back
+        allocated_id = free.popleft()
+        assert take() == allocated_id
+        pieces.ww_id_give(device, ids, life, allocated_id)
+        free.append(allocated_id)
+    pieces.ww_id_give(device, ids, ctypes.c_uint64(5), 16)  # an id from another life of the device is not taken back
     assert [take() for _ in range(3001)] == [*free, None]
 
 
@@ -294,7 +294,7 @@ assert L.cuGetErrorName(700, ctypes.byref(name)) == 0 and name.value == b"CUDA_E
 assert L.cuGetErrorName(12345, ctypes.byref(name)) == 1 and name.value is None
 assert [L.cuTexObjectCreate(0, 0, 0, 0), L.cuIpcGetMemHandle(0, 0), L.cuIpcGetMemHandle(0, 0)] == [801] * 3
 assert L.cuGetExportTable(ctypes.byref(f), b"0" * 16) == 500 and f.value is None
-if os.fork() == 0:  # before cuInit has found a device: a child starts anew
+if os.fork() == 0:  # before cuInit has found a device: a child starts from the beginning
     os._exit(L.cuInit(0) != int(sys.argv[2]))
 assert os.wait()[1] == 0
 """
@@ -305,7 +305,7 @@ def test_a_program_without_a_server(tmp_path: Path) -> None:
     environ = {k: v for k, v in os.environ.items() if k not in ("WARPWELL_CUDA", "CUDA_VISIBLE_DEVICES")}
     environ["WARPWELL_CUDA_REFUSED"] = str(tmp_path / "refused")
 
-    def said(code: int, **more: str) -> list[str]:
+    def run_program(code: int, **more: str) -> list[str]:
         done = subprocess.run(
             [sys.executable, "-c", _ALONE, str(layer), str(code)],
             env=environ | more,
@@ -317,16 +317,16 @@ def test_a_program_without_a_server(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stderr.splitlines()
 
-    lines = said(100)
-    assert sum("WARPWELL_CUDA is not set" in line for line in lines) == 2  # once in each process
-    assert [line for line in lines if "not served" in line] == [
+    output = run_program(100)
+    assert sum("WARPWELL_CUDA is not set" in line for line in output) == 2  # once in each process
+    assert [line for line in output if "not served" in line] == [
         f"warpwell: {name} is not served on pooled GPUs: CUDA_ERROR_NOT_SUPPORTED"
         for name in ("cuTexObjectCreate", "cuIpcGetMemHandle")
     ]
-    assert sum("has NVIDIA's CUDA runtime linked in" in line for line in lines) == 1
+    assert sum("has NVIDIA's CUDA runtime linked in" in line for line in output) == 1
     names = (tmp_path / "refused").read_text().split()
     assert names == ["cuTexObjectCreate", "cuIpcGetMemHandle", "cuGetExportTable"]
-    assert not any("WARPWELL_CUDA" in line for line in said(100, WARPWELL_CUDA=str(tmp_path)))
+    assert not any("WARPWELL_CUDA" in line for line in run_program(100, WARPWELL_CUDA=str(tmp_path)))
 
 
 _RUNTIME = """
@@ -351,7 +351,7 @@ def test_a_library_with_nvidias_runtime_is_named_once(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir(parents=True)
         library = tmp_path / folder / "libruntime.so"
         subprocess.run([*compiler(), "-shared", "-fPIC", str(tmp_path / "runtime.c"), "-o", str(library)], check=True)
-    linker = tmp_path / "libnvJitLink.so.13"  # works without the tables
+    linker = tmp_path / "libnvJitLink.so.13"  # NVIDIA's library of this name works without the private tables
     linker.symlink_to(library)
 
     def run(*folders: str, **environ: str) -> tuple[int, str, str]:
@@ -395,7 +395,7 @@ L = ctypes.CDLL("libcuda.so.1")
 vp, u32, u64, by = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.byref
 def ok(code): assert code == 0, code
 ok(L.cuInit(0)); context = vp(); ok(L.cuDevicePrimaryCtxRetain(by(context), 0)); ok(L.cuCtxSetCurrent(context))
-image = b"//FAKE\\nkernel nap 4\\nkernel fault\\nkernel fill 8 8 4\\nkernel flag 8 4\\n"
+image = b"//FAKE\\nkernel fault\\nkernel fill 8 8 4\\nkernel flag 8 4\\n"
 def made(call, *args):
     out = vp(); ok(call(by(out), *args)); return out
 def functions(*names):
@@ -404,11 +404,10 @@ def functions(*names):
 def launch(function, *args, stream=None):
     values = (vp * len(args))(*[ctypes.cast(by(a), vp) for a in args])
     return L.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, values, None)
-def took(what, *args):
-    start = time.monotonic(); ok(what(*args)); return time.monotonic() - start
 Function, Callback = ctypes.CFUNCTYPE(None, vp), ctypes.CFUNCTYPE(None, vp, ctypes.c_int, vp)
-nap, fill, fault = functions(b"nap", b"fill", b"fault")
+fill, fault, flag = functions(b"fill", b"fault", b"flag")
 host = made(L.cuMemHostAlloc, ctypes.c_size_t(4096), 0); word = u32.from_address(host.value)
+hold = vp(host.value + 64); held_word = u32.from_address(hold.value)  # a stream waits until it is 7
 free, blocking = made(L.cuStreamCreate, 1), made(L.cuStreamCreate, 0)
 log = []
 
@@ -422,16 +421,18 @@ def three(stream, code, x): log.append((3, stream == free.value, code, x))
 
 for _ in range(3):  # behind what was posted before, in order, and before what is posted behind
     log.clear()
-    ok(launch(nap, u32(40000), stream=free)); ok(launch(fill, host, u64(1), u32(5), stream=free))
-    assert took(L.cuLaunchHostFunc, free, one, vp(11)) + took(L.cuLaunchHostFunc, free, two, vp(12)) < 0.03
+    held_word.value = 0
+    ok(launch(flag, hold, u32(7), stream=free)); ok(launch(fill, host, u64(1), u32(5), stream=free))
+    ok(L.cuLaunchHostFunc(free, one, vp(11))); ok(L.cuLaunchHostFunc(free, two, vp(12)))
     ok(L.cuStreamAddCallback(free, three, vp(13), 0))
     assert L.cuStreamQuery(free) == 600
+    held_word.value = 7
     ok(launch(fill, host, u64(1), u32(9), stream=free)); ok(L.cuStreamSynchronize(free))
     assert log == [(1, 11, 5, 800, 800), (2, 12, 77), (3, True, 0, 13)] and word.value == 9, log
 
 go, ran = threading.Event(), []
 @Function
-def waits(x): go.wait(20); ran.append(x)
+def waits(x): go.wait(100); ran.append(x)
 def held(stream, x):
     go.clear(); ok(L.cuLaunchHostFunc(stream, waits, vp(x)))
 def soon(): threading.Timer(0.2, go.set).start()
@@ -446,19 +447,21 @@ codes = []
 def code(stream, result, x): codes.append(result)
 @Function
 def never(x): codes.append("ran")
-ok(launch(nap, u32(100000), stream=free)); ok(launch(fault, stream=free))
+held_word.value = 0
+ok(launch(flag, hold, u32(7), stream=free)); ok(launch(fault, stream=free))
 ok(L.cuLaunchHostFunc(free, never, None)); ok(L.cuStreamAddCallback(free, code, None, 0))
+held_word.value = 7
 assert L.cuStreamSynchronize(free) == 700
 ok(L.cuDevicePrimaryCtxReset_v2(0))
 free, (flag,) = made(L.cuStreamCreate, 1), functions(b"flag")
 host = made(L.cuMemHostAlloc, ctypes.c_size_t(4096), 0); ctypes.memset(host, 0, 4096)
-ok(launch(flag, host, u32(7), stream=free))  # waits for ever
+ok(launch(flag, host, u32(7), stream=free))  # never ends
 ok(L.cuLaunchHostFunc(free, never, None)); ok(L.cuStreamAddCallback(free, code, None, 0))
 ok(L.cuDevicePrimaryCtxReset_v2(0))
-until = time.monotonic() + 10
+until = time.monotonic() + 100
 while len(codes) < 2 and time.monotonic() < until: time.sleep(0.01)
 assert codes == [700, 709], codes
-until = time.monotonic() + 10
+until = time.monotonic() + 100
 while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < until: time.sleep(0.05)
 assert len(os.listdir("/proc/self/task")) == 1  # the thread of host functions ends
 """

@@ -17,14 +17,14 @@ from warpwell.driver.server import DriverServer
 
 ROOT = Path(__file__).parents[2]
 LIST = ROOT / "tests" / "data" / "numba_cudadrv.txt"
-LEAST = 202
+MIN_PASSED = 202
 """How many pass on a fake driver alone, as a trial found before there was a layer."""
 
 
 def missing() -> list[str]:
     """Return what numba-cuda's tests need and is not installed."""
     nvidia = importlib.util.find_spec("nvidia")
-    folders = [Path(one) for one in (nvidia.submodule_search_locations or [] if nvidia else [])]
+    folders = [Path(folder) for folder in (nvidia.submodule_search_locations or [] if nvidia else [])]
     linker = any(True for folder in folders for _ in folder.glob("*/lib/libnvJitLink.so*"))
     modules = [name for name in ("filecheck", "cffi") if importlib.util.find_spec(name) is None]
     return modules + ([] if linker else ["nvidia-nvjitlink"])
@@ -94,11 +94,11 @@ def test_numba_closes_its_contexts() -> None:
 def test_numbas_tests_pass_but_for_a_list(tmp_path: Path) -> None:
     with serve(2, driver=build.build().fake) as server:
         found = outcomes(server, tmp_path / "outcomes.json")
-    known = listed()
+    listed_tests = listed()
     bad = {name: outcome for name, outcome in found.items() if outcome != "passed"}
-    assert not {name: bad[name] for name in bad.keys() - known.keys()}
-    # A list that says too much hides what is lost next.
-    too_much = {name for name in known if name not in bad and known[name] != "computes"}
+    assert not {name: bad[name] for name in bad.keys() - listed_tests.keys()}
+    # A listed test that passes would hide the next failure of that test.
+    too_much = {name for name in listed_tests if name not in bad and listed_tests[name] != "computes"}
     assert not too_much, "these pass, or are no more: take them from the list"
-    assert sum(outcome == "passed" for outcome in found.values()) >= LEAST
+    assert sum(outcome == "passed" for outcome in found.values()) >= MIN_PASSED
     assert len(found) == 267

@@ -1,4 +1,4 @@
-"""Unmodified CUDA programs through layer and worker on the real driver: what they compute, print, and how they fail."""
+"""Unmodified CUDA programs through layer and worker on the real driver: their results, output and failures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from warpwell.driver.server import DriverServer
 ROOT = Path(__file__).parents[2]
 
 
-def said(module: str, environ: Mapping[str, str], *arguments: str) -> str:
+def output_of(module: str, environ: Mapping[str, str], *arguments: str) -> str:
     """Return what a program of the harness prints."""
     command = [sys.executable, "-m", f"tests.harness.driver.{module}", *arguments]
     out = subprocess.PIPE
@@ -55,53 +55,54 @@ def test_the_kernels_assemble() -> None:
 
 
 def test_random_programs_on_the_gpu_equal_the_model(server: DriverServer) -> None:
-    assert said("programs", server.environ(), "--seeds", "0:60", "--devices", "2") == "60 programs are right\n"
+    assert output_of("programs", server.environ(), "--seeds", "0:60", "--devices", "2") == "60 programs are right\n"
 
 
 def test_random_programs_on_the_gpu_without_workers_equal_the_model() -> None:
-    assert said("programs", os.environ, "--seeds", "0:60", "--relies", "") == "60 programs are right\n"
+    assert output_of("programs", os.environ, "--seeds", "0:60", "--relies", "") == "60 programs are right\n"
 
 
 def test_random_programs_on_the_gpu_are_right_where_all_is_scarce() -> None:
     with natives.changed(natives.TIGHT), serve(["0", "0"]) as server:
         arguments = "--seeds", "100:160", "--devices", "2", "--threads", "4"
-        assert said("programs", server.environ(), *arguments) == "60 programs are right\n"
+        assert output_of("programs", server.environ(), *arguments) == "60 programs are right\n"
 
 
 def test_managed_memory_is_that_of_program_and_kernels() -> None:
     with serve(1) as server:
-        lines = said("checks", server.environ(), "managed_checks").splitlines()
-    assert [line for line in lines if not line.startswith("warpwell: ")] == [f"{c.__name__}: right" for c in CHECKS]
+        output = output_of("checks", server.environ(), "managed_checks").splitlines()
+    assert [line for line in output if not line.startswith("warpwell: ")] == [f"{c.__name__}: right" for c in CHECKS]
 
 
 @pytest.mark.parametrize(("kernel", "code"), [("fault", 700), ("fail", 710)])
 def test_a_fault_on_the_gpu_ends_one_context_until_a_reset(server: DriverServer, kernel: str, code: int) -> None:
-    lines = said("acts", server.environ(), "faults", kernel).splitlines()
+    output = output_of("acts", server.environ(), "faults", kernel).splitlines()
     if kernel == "fail":
-        assert "Assertion" in lines.pop(1)
-    assert lines == ["before True True", "codes" + 5 * f" {code}", "other device True", "after reset True"]
+        assert "Assertion" in output.pop(1)
+    assert output == ["before True True", "codes" + 5 * f" {code}", "other device True", "after reset True"]
 
 
 def test_prints_of_the_gpu_come_before_a_synchronization_returns(server: DriverServer) -> None:
-    lines = [f"{who} {value}" for value in range(3) for who in ("fake print", "host")]
-    assert said("acts", server.environ(), "prints").splitlines() == lines
+    expected = [f"{writer} {value}" for value in range(3) for writer in ("fake print", "host")]
+    assert output_of("acts", server.environ(), "prints").splitlines() == expected
 
 
 def test_streams_that_never_become_ready_leave_others_on_the_gpu_alone() -> None:
-    connections = os.environ | {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # by itself the driver has 8, for 9 stuck streams
+    # The driver's default is 8, and 9 streams get stuck.
+    connections = os.environ | {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
     with serve(["0", "0"], environ=connections) as server:
-        lines = said("acts", server.environ(), "stuck_beside").splitlines()
-    assert lines.pop() == "released True 0 260 {0}"
-    assert lines == ["beside [True, True, True] still stuck True", "held back True"]
+        output = output_of("acts", server.environ(), "stuck_beside").splitlines()
+    assert output.pop() == "released True 0 260 {0}"
+    assert output == ["independent [True, True, True] still stuck True", "held back True"]
 
 
 def test_random_programs_on_two_gpus_equal_the_model(two_gpus: DriverServer) -> None:
     arguments = "--seeds", "0:40", "--devices", "2", "--relies", ""
-    assert said("programs", os.environ, *arguments) == "40 programs are right\n"
-    assert said("programs", two_gpus.environ(), "--seeds", "0:60", "--devices", "2") == "60 programs are right\n"
+    assert output_of("programs", os.environ, *arguments) == "40 programs are right\n"
+    assert output_of("programs", two_gpus.environ(), "--seeds", "0:60", "--devices", "2") == "60 programs are right\n"
 
 
 def test_an_unmodified_program_on_two_gpus_computes_what_it_computes_without_workers(two_gpus: DriverServer) -> None:
-    native = said("two_devices", os.environ, "--rounds", "50").splitlines()
+    native = output_of("two_devices", os.environ, "--rounds", "50").splitlines()
     assert len(native) == 2
-    assert said("two_devices", two_gpus.environ(), "--rounds", "50").splitlines()[0] == native[0]
+    assert output_of("two_devices", two_gpus.environ(), "--rounds", "50").splitlines()[0] == native[0]

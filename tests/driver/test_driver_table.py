@@ -153,7 +153,7 @@ def test_served_calls_are_symbols_and_have_known_roles() -> None:
         assert call.symbol in symbols
         assert call.kind in ("hand", "near", "call", "send", "inner"), call
         assert all(role.removeprefix("out_") in table.ROLES for role in call.roles), call
-        # What nobody waits for returns nothing, and host memory is gone before it would be read.
+        # An asynchronous call returns no data, and its host memory is freed before it would be read.
         if call.kind == "send":
             assert not any(role.startswith("out_") for role in call.roles), call
         if call.kind in ("call", "send"):
@@ -205,17 +205,20 @@ def test_the_wire_fits_what_both_sides_assume() -> None:
         for name, value, shift in re.findall(r"#define (WW_\w+) \(?(\d+)u(?: << (\d+)\))?", text)
     }
     assert values["WW_RING_BYTES"] & (values["WW_RING_BYTES"] - 1) == 0
-    assert values["WW_RING_BYTES"] % 32 == 0  # so a header fits wherever an entry may begin
-    assert values["WW_ENTRY_MOST"] * 2 <= values["WW_RING_BYTES"]  # an entry and the padding before it
+    assert values["WW_RING_BYTES"] % 32 == 0  # so a header fits at any offset where an entry may begin
+    assert values["WW_ENTRY_MOST"] * 2 <= values["WW_RING_BYTES"]  # room for an entry and the padding before it
 
 
-def test_a_call_that_locks_graphs_unlocks_them_before_each_return() -> None:
+@pytest.mark.parametrize(
+    ("check", "lock", "count"), [("graphs", "WW_LOCK_GRAPHS()", 30), ("loading", "WW_LOCK(&layer.loading)", 6)]
+)
+def test_a_call_locks_before_it_looks_at_what_the_lock_protects(check: str, lock: str, count: int) -> None:
     text = generate.sources()["gen_layer.c"]
-    locking = [call for call in table.calls().values() if "graphs" in call.checks]
-    assert len(locking) > 30
+    locking = [call for call in table.calls().values() if check in call.checks]
+    assert len(locking) > count
     for call in locking:
-        assert call.checks[0] == "graphs", call
-        body = text.split(f"CUresult {call.symbol}(", 1)[1].split("\n}\n", 1)[0].split("pthread_mutex_lock", 1)[1]
-        *early, final = re.findall(r"[^;]*;\s*return [^;]*|return [^;]*", body)
-        assert all("return ww_graphs_left(" in path for path in early), call
-        assert "ww_graphs_leave();" in final, call
+        body = text.split(f"CUresult {call.symbol}(", 1)[1].split("\n}\n", 1)[0]
+        before, behind = body.split(f"{lock};")  # the lock is released by each return
+        assert "ww_ready()" in before
+        assert not re.search(r"ww_(graph|node|exec|user|object_at|library)\(", before), call
+        assert "unlock" not in behind, call

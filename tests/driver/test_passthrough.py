@@ -80,8 +80,8 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, (symbol, call) in enumerate(symbols().items()):
         if symbol not in OLD:
             named = ", ".join(f"{c} a{i}" for i, c in enumerate(call.c_types))
-            seen = " ".join(f"seen[{i}] = (uint64_t)a{i};" for i in range(len(call.roles)))
-            text.append(f'CUresult {symbol}({named}) {{ called = "{symbol}"; {seen} return {1000 + number}; }}')
+            stores = " ".join(f"seen[{i}] = (uint64_t)a{i};" for i in range(len(call.roles)))
+            text.append(f'CUresult {symbol}({named}) {{ called = "{symbol}"; {stores} return {1000 + number}; }}')
     options = ("-shared", "-fPIC", "-Wl,-soname,libcuda.so.1")
     return compile_library(tmp_path_factory.mktemp("recorder"), "librecorder.so", "\n".join(text), *options)
 

@@ -164,7 +164,7 @@ def test_prototypes_equal_those_of_the_header() -> None:
     declared = dict(prototypes(re.sub(r"__attribute__\(\(.*?\)\)", "", done.stdout)))
     compared = 0
     for function in runtime.functions(13):
-        elsewhere = function.name.startswith(("__", "cudaProfiler"))  # in headers of their own
+        elsewhere = function.name.startswith(("__", "cudaProfiler"))  # declared in other headers
         if function.how in ("own", "refused") or elsewhere:
             continue
         for name in function.exports:

@@ -23,35 +23,18 @@ from .. import registry
 if TYPE_CHECKING:
     from .board import Board
     from .clients import DEVICE_UNAVAILABLE, MISMATCH, Client, ClientListener, RefusedError, Served, receive, refuse
-    from .elf import examine_program, is_compiled
+    from .elf import examine_program, is_compiled, uses_cuda
     from .environment import make_library_folder
-    from .passthrough import passthrough_environ
+    from .passthrough import machine_driver, passthrough_environ, uses_driver_directly
     from .server import DriverServer
-
-__all__ = [
-    "Board",
-    "Client",
-    "ClientListener",
-    "DEVICE_UNAVAILABLE",
-    "DriverServer",
-    "MISMATCH",
-    "RefusedError",
-    "Served",
-    "examine_program",
-    "is_compiled",
-    "make_library_folder",
-    "passthrough_environ",
-    "receive",
-    "refuse",
-]
 
 _FROM = {
     "server": "DriverServer",
     "board": "Board",
     "clients": "Client ClientListener RefusedError Served refuse receive DEVICE_UNAVAILABLE MISMATCH",
-    "elf": "examine_program is_compiled",
+    "elf": "examine_program is_compiled uses_cuda",
     "environment": "make_library_folder",
-    "passthrough": "passthrough_environ",
+    "passthrough": "machine_driver passthrough_environ uses_driver_directly",
 }
 """Names of modules that are imported when a name is first used."""
 

@@ -17,7 +17,7 @@ from ..shared_file import SharedFile
 SLOTS, SLOT_BYTES, TABLE, NAME_BYTES = 128, 256, 4096, 64
 _SLOT_LOCKS, _ARBITER_LOCK = 1 << 40, (1 << 40) - 1
 """Bytes of the file that the kernel locks for the owners of slots, and for the arbiter."""
-_ARBITER, _BEAT, _PROGRAMS, _BELL = 1, 8, 9, 16
+_ARBITER, _BEAT, _PROGRAMS, _RUNNING, _BELL, _FENCE = 1, 8, 9, 10, 16, 24
 """64-bit fields of the head."""
 _WRAP = 1 << 64
 
@@ -44,12 +44,12 @@ class Board(SharedFile):
         States of a slot, as its arbiter sees it.
     """
 
-    SUFFIX, NBYTES, FORMAT = ".board", TABLE + SLOTS * SLOT_BYTES, int.from_bytes(b"WWWGATE2", "little")
+    SUFFIX, NBYTES, FORMAT = ".board", TABLE + SLOTS * SLOT_BYTES, int.from_bytes(b"WWWGATE3", "little")
 
-    GATE, BUDGET_NS, OPENED, SERIAL = range(4)
+    GATE, BUDGET_NS, OPENED, SERIAL, SUCCESSOR, LEVEL, CLOSED, UNDRAINED = range(8)
     HELD, ISSUED, DONE, EXPECTED_NS, LONGEST_NS = range(8, 13)
-    STATE, SINCE_NS, USED_NS, LAUNCHES, KIND, PID, PRIORITY = range(16, 23)
-    TENANT = 24
+    STATE, SINCE_NS, USED_NS, LAUNCHES, KIND, PID, PRIORITY, BASE = range(16, 24)
+    TENANT, LEVEL_ZERO = 24, 1 << 40
     WORKER, STREAMS, TURN = 1, 2, 3
     IDLE, RUNNING, LEAVING, WAITING, OVERDUE = range(5)
 
@@ -127,12 +127,31 @@ class Board(SharedFile):
         """Wait until the bell differs from `bell`, a signal arrives, or the time is over."""
         self._wait(_BELL, bell, seconds)
 
+    @property
+    def running(self) -> int | None:
+        """The slot of the lease whose gate the arbiter opened last, or None if that is another program's."""
+        found = self.fields[_RUNNING]
+        return found - 1 if found else None
+
+    @running.setter
+    def running(self, index: int | None) -> None:
+        self.fields[_RUNNING] = 0 if index is None else index + 1
+
+    def fence(self) -> None:
+        """Order all stores before the call in front of all loads after it."""
+        self._wake(_FENCE)
+
     # -- slots ---------------------------------------------------------------------------------------------------
 
     @staticmethod
     def slot(index: int) -> int:
-        """Return the index of the first word of a slot."""
-        return (TABLE + index * SLOT_BYTES) // 8
+        """Return the index of the first word of a slot; another process may have written the slot's index."""
+        return (TABLE + index % SLOTS * SLOT_BYTES) // 8
+
+    @staticmethod
+    def owner_key(index: int, serial: int) -> int:
+        """Return the value that names a slot and its owner in SUCCESSOR; `slot` takes it like the index."""
+        return (serial * SLOTS + index) % _WRAP
 
     def used_slots(self) -> Iterator[tuple[int, int]]:
         """Yield index and serial of the slots in use; their owners may have exited."""
@@ -145,20 +164,20 @@ class Board(SharedFile):
         """Return the process that has a slot, 0 if it is of another container, or None if it has exited."""
         return os.getpid() if index in self._own else self.lock_owner(_SLOT_LOCKS + index)
 
-    def has_slot(self, index: int) -> bool:
-        """Return True if this process has a slot, also if its driver library took it."""
-        return self.has_lock(_SLOT_LOCKS + index)
-
     def is_alive(self, index: int) -> bool:
         """Return True if the process of a slot has not exited."""
         return self.owner(index) is not None
 
     def free_slot(self, index: int, serial: int) -> None:
-        """Mark the slot of an exited process as free, unless another process has taken it."""
+        """Mark the slot of an exited process as free, unless another process, or this one, has taken it. Any thread."""
+        claim = object()
+        if self._own.setdefault(index, claim) is not claim:
+            return  # a lock belongs to a process: to free it here would free the slot of another thread
         if self.lock(_SLOT_LOCKS + index):
             if self.fields[self.slot(index) + self.SERIAL] == serial:
                 self.fields[self.slot(index) + self.SERIAL] = (serial + 1) % _WRAP
             self.unlock(_SLOT_LOCKS + index)
+        del self._own[index]
 
     def take_slot(self, kind: int, pid: int, priority: int, tenant: str) -> tuple[int, int] | None:
         """Take a free slot for this process; return its index and serial, or None if all are in use. Any thread."""
@@ -184,7 +203,7 @@ class Board(SharedFile):
         at = self.slot(index)
         serial = (self.fields[at + self.SERIAL] + 2) % _WRAP & ~1
         self.fields[at + self.SERIAL] = serial
-        for word in (*range(self.BUDGET_NS, self.SERIAL), *range(self.HELD, self.TENANT)):
+        for word in (*range(self.BUDGET_NS, self.SERIAL), *range(self.SUCCESSOR, self.TENANT)):
             self.fields[at + word] = 0
         self.fields[at + self.GATE] = kind != self.TURN
         self.fields[at + self.KIND], self.fields[at + self.PID] = kind, pid
@@ -215,6 +234,11 @@ class Board(SharedFile):
         at = 8 * (self.slot(index) + self.TENANT)
         return self._map[at : at + NAME_BYTES].split(b"\0")[0].decode(errors="replace") or "default"
 
+    def tenants(self) -> set[str]:
+        """Return the tenants of all slots. A free slot keeps the tenant of its last program."""
+        serials = self.fields[TABLE // 8 + self.SERIAL :: SLOT_BYTES // 8].tolist()
+        return {self.tenant(index) for index, serial in enumerate(serials) if serial}
+
     def named_process(self, index: int) -> int:
         """Return the process that a slot names: in the program's own container, or any other if its owner wrote so."""
         return self.fields[self.slot(index) + self.PID] & 0x7FFFFFFF
@@ -226,17 +250,18 @@ class Board(SharedFile):
 
     def set_gate(self, index: int, is_open: bool) -> None:
         """Open or close the gate of a slot, and wake its program. A full memory fence."""
-        self.fields[self.slot(index) + self.GATE] = is_open
-        self._wake(self.slot(index) + self.OPENED)
+        at = self.slot(index)
+        self.fields[at + self.GATE] = is_open
+        self.wake_slot(index, self.OPENED if is_open or self.fields[at + self.KIND] != self.TURN else self.CLOSED)
 
-    def opened(self, index: int) -> int:
-        """Return the value of the futex of a slot, for `wait_for_gate`."""
-        return self._read_futex(self.slot(index) + self.OPENED)
+    def futex(self, index: int, word: int) -> int:
+        """Return the value of the futex OPENED or CLOSED of a slot, for `wait_for_slot`."""
+        return self._read_futex(self.slot(index) + word)
 
-    def wait_for_gate(self, index: int, opened: int, seconds: float) -> None:
-        """Wait until the futex of a slot differs from `opened`, it is woken, a signal arrives, or the time is over."""
-        self._wait(self.slot(index) + self.OPENED, opened, seconds)
+    def wait_for_slot(self, index: int, word: int, value: int, seconds: float) -> None:
+        """Wait until a futex of a slot differs from `value`, a signal arrives, or the time is over."""
+        self._wait(self.slot(index) + word, value, seconds)
 
-    def wake_slot(self, index: int) -> None:
-        """Wake the threads that wait for the gate of a slot. A full memory fence."""
-        self._wake_unchanged(self.slot(index) + self.OPENED)
+    def wake_slot(self, index: int, word: int) -> None:
+        """Change a futex of a slot, and wake the threads that wait for it. A full memory fence."""
+        self._wake(self.slot(index) + word)

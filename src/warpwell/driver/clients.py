@@ -20,6 +20,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .._os import socket_peer
 from ..errors import ArgumentError, WarpwellError
 from . import generate
 
@@ -230,8 +231,8 @@ class ClientListener(ABC):
             return
         with contextlib.suppress(OSError):
             line.setblocking(False)
-            pid, uid, _ = struct.unpack("=iII", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            if uid != os.getuid():
+            pid, user = socket_peer(line)
+            if user != os.getuid():
                 refuse(line, DEVICE_UNAVAILABLE, "the devices belong to another user")
             elif self._take(line, served, pid):
                 return

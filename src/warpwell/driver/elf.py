@@ -8,6 +8,7 @@ import mmap
 import os
 import re
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,9 +101,15 @@ def is_compiled(path: str) -> bool:
     Raises
     ------
     ArgumentError
-        This host cannot execute it.
+        Neither this host nor Python can execute it.
     """
-    if os.path.isdir(path) or path.endswith((".py", ".pyw", ".pyz")):
+    if os.path.isdir(path):
+        if not os.path.exists(os.path.join(path, "__main__.py")):
+            raise ArgumentError(
+                f"{path} is a folder without __main__.py; give a Python file or a program", name="program"
+            )
+        return False
+    if path.endswith((".py", ".pyw", ".pyz")):
         return False
     with open(path, "rb") as stream:
         start = stream.read(128)
@@ -117,6 +124,10 @@ def is_compiled(path: str) -> bool:
         return True
     if b"\0" in start and start[:4] != b"PK\3\4":
         raise ArgumentError(f"{path} is not a Python file and not a program for Linux", name="program")
+    has_suffix = os.path.splitext(path)[1] != ""
+    if has_suffix and start and not start.startswith((b"#!", b"PK\3\4")) and not os.access(path, os.X_OK):
+        text = f"{path} is not a Python file (.py), and not executable; give a Python file or a program"
+        raise ArgumentError(text, name="program")
     return False
 
 
@@ -137,17 +148,10 @@ def examine_program(path: str, library_path: str = "") -> tuple[str | None, list
     preload : list of str
         Names of libraries.
     """
-    program, name = read(path), os.path.basename(path)
-    if program is None:
-        return None, []
-    files = {name: program}
-    for library in program.needed:
-        dependency = None if _is_supplied(library) else _find(library, program, library_path)
-        if dependency is not None:
-            files[library] = dependency
-    needed = list(dict.fromkeys(library for file in files.values() for library in file.needed))
+    name = os.path.basename(path)
+    files, needed = _read_all(path, library_path)
     for each in [name, *needed]:
-        if _STATIC_RUNTIME.match(each) or (each in files and files[each].has_runtime):
+        if _has_static_runtime(each, files):
             rebuild = "Rebuild it with `nvcc -cudart shared` (CMake: -DCMAKE_CUDA_RUNTIME_LIBRARY=Shared), or use"
             return (
                 f"{each} has NVIDIA's CUDA runtime linked in, which works only with NVIDIA's own driver library. "
@@ -157,6 +161,32 @@ def examine_program(path: str, library_path: str = "") -> tuple[str | None, list
             return f"{name} is built for CUDA {release[1]} ({each}): rebuild it with CUDA 12 or 13", []
     is_hidden = any(file.rpath for file in files.values())
     return None, [library for library in needed if _is_supplied(library)] if is_hidden else []
+
+
+def uses_cuda(path: str, library_path: str = "") -> bool:
+    """Return True if a program is linked with CUDA's driver, its runtime or a library that contains the runtime.
+
+    The parameters are those of `examine_program`.
+    """
+    files, needed = _read_all(path, library_path)
+    return any(_is_supplied(each) or _has_static_runtime(each, files) for each in [*files, *needed])
+
+
+def _read_all(path: str, library_path: str) -> tuple[dict[str, Elf], list[str]]:
+    """Return a program and the libraries that it needs by name, and all names that these files need."""
+    program = read(path)
+    if program is None:
+        return {}, []
+    files = {os.path.basename(path): program}
+    for library in program.needed:
+        dependency = None if _is_supplied(library) else _find(library, program, library_path)
+        if dependency is not None:
+            files[library] = dependency
+    return files, list(dict.fromkeys(library for file in files.values() for library in file.needed))
+
+
+def _has_static_runtime(name: str, files: Mapping[str, Elf]) -> bool:
+    return _STATIC_RUNTIME.match(name) is not None or (name in files and files[name].has_runtime)
 
 
 def _is_supplied(library: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from . import table
 from .table import NATIVE
@@ -67,43 +68,43 @@ def _body(call: table.Call) -> str:
 # -- codes, prototypes, operations -------------------------------------------------------------------------------------
 
 
+def _header(*c_lines: str) -> str:
+    return "\n".join(["/* Generated. */", "#pragma once", *c_lines, ""])
+
+
 def _numbers_h() -> str:
-    c_lines = ["/* Generated: numbers. */", "#ifndef WW_GEN_NUMBERS_H", "#define WW_GEN_NUMBERS_H"]
-    c_lines += [f"#define WW_HAND_OPS {table.HAND_OPERATIONS}", "enum ww_op {"]
+    c_lines = [f"#define WW_HAND_OPS {table.HAND_OPERATIONS}", "enum ww_op {"]
     c_lines += [f"    WW_OP_{operation.name}, /* {operation.description} */" for operation in table.operations()]
     c_lines += ["    WW_OP_BEFORE = WW_HAND_OPS - 1,"]
     c_lines += [f"    WW_OP_{call.symbol}," for call in replayed()] + ["    WW_OPS", "};"]
     c_lines += [f"#define WW_ABSENT {', '.join(table.absent())}"]
-    c_lines += ["enum {", *(f"    {name} = {number}," for name, number in table.numbers().items()), "};"]
-    return "\n".join([*c_lines, "#endif", ""])
+    return _header(*c_lines, "enum {", *(f"    {name} = {number}," for name, number in table.numbers().items()), "};")
 
 
 def _structs_h() -> str:
-    c_lines = ["/* Generated: structs. */", "#ifndef WW_GEN_STRUCTS_H", "#define WW_GEN_STRUCTS_H"]
+    c_lines = []
     for name, size, fields in table.structs():
         c_lines += [f"struct {name} {{ {fields}; }};", f'_Static_assert(sizeof(struct {name}) == {size}, "layout");']
-    return "\n".join([*c_lines, "#endif", ""])
+    return _header(*c_lines)
 
 
 def _calls_h() -> str:
-    c_lines = ["/* Generated: codes, and prototypes of the served symbols. */", "#ifndef WW_GEN_CALLS_H"]
-    c_lines += ["#define WW_GEN_CALLS_H", '#include "cu.h"', '#define WW_API __attribute__((visibility("default")))']
+    c_lines = ['#include "cu.h"', '#define WW_API __attribute__((visibility("default")))']
     c_lines += ["enum ww_code {"] + [f"    {name} = {code}," for code, name in table.errors().items()] + ["};"]
     c_lines += ["struct ww_error { int code; const char *name, *text; };", "static const struct ww_error ww_errors[]"]
     c_lines += ["    __attribute__((unused)) = {"]
     for code, name in table.errors().items():
         description = name.removeprefix("CUDA_").removeprefix("ERROR_").replace("_", " ").lower()
         c_lines.append(f'    {{{code}, "{name}", "{description if code else "no error"}"}},')
-    c_lines += ["};", "static inline int ww_is_sticky(int code) {", "    switch (code) {"]
-    c_lines += [f"    case CUDA_ERROR_{name}:" for name in table.sticky()]
-    c_lines += ["        return 1;", "    default:", "        return 0;", "    }", "}"]
+    sticky = " || ".join(f"code == CUDA_ERROR_{name}" for name in table.sticky())
+    c_lines += ["};", f"static inline int ww_is_sticky(int code) {{ return {sticky}; }}"]
     c_lines += ["struct ww_variant { const char *name; int version; void *symbol; int per_thread; };"]
     c_lines += ["extern const struct ww_variant ww_variants[]; /* ends with a null name */"]
     for call in table.calls().values():
         c_lines.append(f"WW_API {_prototype(call)};")
         if flagged(call):
             c_lines.append(f"{_body(call)};")
-    return "\n".join([*c_lines, "#endif", ""])
+    return _header(*c_lines)
 
 
 def _struct(name: str, fields: list[tuple[str, str]]) -> str:
@@ -111,28 +112,26 @@ def _struct(name: str, fields: list[tuple[str, str]]) -> str:
     return f"struct __attribute__((packed)) {name} {{ {inside} }};"
 
 
-def arguments(call: table.Call) -> list[tuple[str, str]]:
-    """Return (C type, field) of the values that travel to the worker."""
-    inputs = [(i, role) for i, role in enumerate(call.roles) if not role.startswith("out_")]
-    return [(_ON_RING.get(role, table.ROLES[role]), f"a{i}") for i, role in inputs]
+def arguments(call: table.Call, prefix: str = "") -> list[tuple[str, str]]:
+    """Return (C type, field) of the values that travel to the worker, or with a prefix of those roles alone."""
+    roles = [(i, role[len(prefix) :]) for i, role in enumerate(call.roles) if role.startswith("out_") == bool(prefix)]
+    return [(_ON_RING.get(role, table.ROLES[role]), f"a{i}") for i, role in roles]
 
 
 def results(call: table.Call) -> list[tuple[str, str]]:
     """Return (C type, field) of the values that the worker returns."""
-    outputs = [(i, role[4:]) for i, role in enumerate(call.roles) if role.startswith("out_")]
-    return [(_ON_RING.get(role, table.ROLES[role]), f"a{i}") for i, role in outputs]
+    return arguments(call, "out_")
 
 
 def _ops_h() -> str:
-    c_lines = ["/* Generated: calls that are replayed as they are. */", "#ifndef WW_GEN_OPS_H", "#define WW_GEN_OPS_H"]
-    c_lines += ['#include "calls.h"', f"#define WW_HASH {protocol_hash():#x}ull"]
+    c_lines = ['#include "calls.h"', f"#define WW_HASH {protocol_hash():#x}ull"]
     for name, fields in table.operation_arguments().items():
         c_lines.append(
             f"struct ww_args_{name} {{ {' '.join(f'{table.ROLES[role]} {names};' for role, names in fields)} }};"
         )
     for call in replayed():
         c_lines += [_struct(f"ww_args_{call.symbol}", arguments(call)), _struct(f"ww_out_{call.symbol}", results(call))]
-    return "\n".join([*c_lines, "#endif", ""])
+    return _header(*c_lines)
 
 
 # -- exported symbols --------------------------------------------------------------------------------------------------
@@ -199,18 +198,21 @@ CHECKS = {
     "device": "ww_device_at({0}, &d)",
     "owner": "ww_device_at({0}, &owner)",
     "stream": "ww_stream_of({0}, &d, &id)",
+    "current": "ww_current_stream({0}, &d, &id)",
+    "captured": "ww_captured(d, id, &captured)",
     "enter": "ww_enter({0}, &d, &id, &captured)",
     "function": "ww_fn_any({0}, &f)",
     "kernel": "ww_fn_of({0}, d, &f)",
     "pool": "ww_pool_at({0}, &pool)",
     "handle": "ww_object_at({0}, &o)",
-    "library": "ww_library_lock({0}, &o, &c)",
+    "library": "ww_library({0}, &o, &c)",
     "unsafe": "ww_unsafe()",
     "unwatched": "ww_no_synchronize(d, id)",
     "done": "{0}",
 }
 """C expressions by the name of a check: not 0, they are the result. The check ``graphs`` locks graphs for the rest, and
 ``library``, which is the last one, locks loads."""
+_LOCKS = {"graphs": "WW_LOCK_GRAPHS()", "loading": "WW_LOCK(&layer.loading)"}
 _OF_GRAPHS = {"graph", "node", "exec", "user"}
 _LOCALS = {
     "d": "struct ww_device *d",
@@ -266,12 +268,9 @@ def _forward(call: table.Call) -> str:
     if not call.checks:
         return "\n".join([*c_lines, f"    return {forward};", "}"])
     c_lines += ["    int error = 0;"]
-    left = "graphs" in call.checks
     for check in call.checks:
-        c_lines += _check(check, left)
+        c_lines += _check(check)
     c_lines += [f"    {forward}" if forward.startswith("{") else f"    error = {forward};"]
-    c_lines += ["    ww_graphs_leave();"] if left else []
-    c_lines += ["    pthread_mutex_unlock(&layer.loading);"] if call.checks[-1].startswith("library ") else []
     return "\n".join([*c_lines, "    return error;", "}"])
 
 
@@ -281,20 +280,19 @@ def _check_code(check: str) -> str:
     return CHECKS[name].format(argument) if name in CHECKS else check
 
 
-def _check(check: str, left: bool) -> Iterator[str]:
-    """Yield the C code of a check. `left`: behind the check ``graphs``, which is the first, a return unlocks them."""
+def _check(check: str) -> Iterator[str]:
+    """Yield the C code of a check. ``graphs`` and ``loading`` hold a lock until the call returns."""
     name, _, argument = check.partition(" ")
-    if name == "graphs":
-        yield "    if ((error = ww_ready()))\n        return error;\n    pthread_mutex_lock(&ww_graphs);"
+    if name in _LOCKS:
+        yield f"    if ((error = ww_ready()))\n        return error;\n    {_LOCKS[name]};"
     elif name in _OF_GRAPHS and argument:
         yield f"    struct ww_{name} *{name} = ww_{name}({argument});"
-        yield f"    if (!{name})\n        return ww_graphs_left(CUDA_ERROR_INVALID_VALUE);"
+        yield f"    if (!{name})\n        return CUDA_ERROR_INVALID_VALUE;"
     elif name in CHECKS:
         yield f"    if ((error = {_check_code(check)}))\n        return error;"
     else:
         condition, _, code = check.partition(" else ")
-        code = f"CUDA_ERROR_{code or 'INVALID_VALUE'}"
-        yield f"    if (!({condition}))\n        return {f'ww_graphs_left({code})' if left else code};"
+        yield f"    if (!({condition}))\n        return CUDA_ERROR_{code or 'INVALID_VALUE'};"
 
 
 def _passed(call: table.Call, first: str = "", own: str = "") -> str:
@@ -317,38 +315,30 @@ def _layer_calls() -> str:
 
 
 def _layer_call(call: table.Call) -> str:
-    name = call.symbol
-    text = [_prototype(call), "{", "    struct ww_device *device;", f"    struct ww_args_{name} args;"]
-    text += ["    int error = ww_need(&device);", "    if (error)", "        return error;"]
-    outs = [field for _, field in results(call)]
-    if outs:
-        text += [f"    if ({' || '.join('!' + field for field in outs)})", "        return CUDA_ERROR_INVALID_VALUE;"]
-    for i, role in enumerate(call.roles):
-        if role == "func":
-            text += [f"    uint32_t id{i};", f"    if ((error = ww_function(a{i}, device, &id{i})))"]
-            text += ["        return error;", f"    args.a{i} = id{i};"]
-        elif not role.startswith("out_"):
-            text += [f"    args.a{i} = a{i};"]
-    text += [] if arguments(call) else ["    (void)args;"]
-    call_arguments = f"device, WW_OP_{name}, 0, &args, sizeof args"
-    if call.kind == "send":
-        return "\n".join([*text, f"    return ww_send({call_arguments});", "}"])
-    text += [f"    struct ww_out_{name} out;"]
-    text += [f"    if ((error = ww_call({call_arguments}, &out, sizeof out)))", "        return error;"]
-    return "\n".join([*text, *(f"    *{field} = out.{field};" for field in outs), "    return 0;", "}"])
+    """Return a call that a worker replays: `_forward` of the checks of its roles, and of the entry for the ring."""
+    name, outs = call.symbol, [field for _, field in results(call)]
+    fields = {field: field for _, field in arguments(call)}
+    checks = ["need", *([" && ".join(outs)] if outs else [])]
+    if "func" in call.roles:
+        field = f"a{call.roles.index('func')}"
+        checks.append(f"done ww_function({field}, d, &id)")
+        fields[field] = "id"
+    values = ", ".join(f".{field} = {value}" for field, value in fields.items())
+    entry = f"d, WW_OP_{name}, 0, &(struct ww_args_{name}){{{values}}}, sizeof(struct ww_args_{name})"
+    forward = f"ww_send({entry})"
+    if call.kind == "call":
+        stores = " ".join(f"*{field} = out.{field};" for field in outs)
+        forward = f"{{struct ww_out_{name} out; if (!(error = ww_call({entry}, &out, sizeof out))) {{{stores}}}}}"
+    return _forward(replace(call, checks=tuple(checks), forward=forward))
 
 
 def _worker_h() -> str:
-    c_lines = [
-        "/* Generated: the real driver's functions, and the replay of simple calls. */",
-        "#ifndef WW_GEN_WORKER_H",
-    ]
-    c_lines += ["#define WW_GEN_WORKER_H", '#include "gen_calls.h"', '#include "gen_ops.h"', "struct ww_native {"]
+    c_lines = ['#include "gen_calls.h"', '#include "gen_ops.h"', "struct ww_native {"]
     for call in _native():
         c_lines.append(f"    CUresult (*{call.symbol})({_parameters(call)});")
     c_lines += ["};", "struct ww_call;", "struct ww_stream;"]
     c_lines += sorted({f"{_step(step, operation)};" for step, operation in _steps()})
-    return "\n".join([*c_lines, _WORKER, "#endif", ""])
+    return _header(*c_lines, _WORKER)
 
 
 _STEPS = {

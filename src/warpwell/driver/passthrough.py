@@ -52,6 +52,17 @@ def machine_driver(name: str = "libcuda.so.1") -> Path:
     return Path(os.fsdecode(info.path or name.encode())).resolve()
 
 
+def uses_driver_directly(process: int, driver: Path) -> bool | None:
+    """Return True if a process has loaded a driver without the pass-through driver, or None if it has not loaded it."""
+    try:
+        maps = Path(f"/proc/{process}/maps").read_bytes()
+    except OSError:
+        return None
+    if os.fsencode(driver) not in maps:
+        return None
+    return os.fsencode(build.parts().passthrough.resolve()) not in maps
+
+
 def passthrough_folder(driver: Path) -> Path:
     """Return a folder of the cache with the pass-through driver in front of a driver; make it if it does not exist."""
     library = build.parts().passthrough

@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from .._os import socket_peer
 from ..errors import ArgumentError, WarpwellError
 from . import build
 from .board import Board, device_file
@@ -83,7 +83,7 @@ class DriverServer(ClientListener):
     Parameters
     ----------
     devices : int or sequence of str
-        How many devices of the driver, or which: ordinals or UUIDs. Clients see them in this order.
+        How many devices of the driver, or the ordinals of some. Clients see them in this order.
     driver : path, optional
         The driver's library; by default, ``libcuda.so.1`` of the machine.
     folder : path, optional
@@ -211,9 +211,7 @@ class DriverServer(ClientListener):
     def __enter__(self) -> DriverServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- start and end -----------------------------------------------------------------------------------------
@@ -290,12 +288,11 @@ class DriverServer(ClientListener):
 
     def _serve_client(self, client: Client, output: int, errors: int) -> None:
         ordinal = client.served.ordinal
-        credentials = client.line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         counts = os.memfd_create("warpwell-counts", os.MFD_CLOEXEC)
         try:
             os.ftruncate(counts, mmap.PAGESIZE)
             client.line.setblocking(True)  # the worker shares this flag
-            pid, board = struct.unpack("=iII", credentials)[0], self._board(client)
+            (pid, _), board = socket_peer(client.line), self._board(client)
             handed = [client.line.fileno(), counts, output, errors]
             handed += [] if client.pidfd is None else [client.pidfd]
             handed += [] if board is None else [board.descriptor]

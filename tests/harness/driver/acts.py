@@ -1,4 +1,4 @@
-"""Short CUDA programs that fork, wait, fail and die, for tests of what becomes of them.
+"""Short CUDA programs that fork, wait, fail and die, for tests of their outcomes.
 
 python -m tests.harness.driver.acts NAME
 """
@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.harness.driver.calls import (
     CONTEXT_IS_DESTROYED,
@@ -26,17 +27,18 @@ from tests.harness.driver.calls import (
     Cuda,
     CudaError,
 )
+from tests.harness.until import HANG_SECONDS, until
 
 ZERO = ctypes.c_uint(0)
 
 
-def say(*words: object) -> None:
-    """Tell the test something, at once."""
-    print(*words, flush=True)
+def report(*values: object) -> None:
+    """Print a line for the test, and flush it."""
+    print(*values, flush=True)
 
 
 def works(cuda: Cuda, ordinal: int = 0) -> bool:
-    """Say whether memory of a device keeps what is written, and a kernel runs."""
+    """Return whether memory of a device keeps written data, and a kernel runs."""
     cuda.use(ordinal)
     address = cuda.alloc(4096)
     data = os.urandom(4096)
@@ -49,7 +51,7 @@ def works(cuda: Cuda, ordinal: int = 0) -> bool:
 
 
 def child(act: Callable[[], object]) -> int:
-    """Run something in a forked child; return its exit code, 99 after 20 seconds."""
+    """Run something in a forked child; return its exit code, 99 after `HANG_SECONDS`."""
     pid = os.fork()
     if not pid:
         try:
@@ -57,7 +59,8 @@ def child(act: Callable[[], object]) -> int:
         except BaseException as error:
             os.write(2, f"{type(error).__name__}: {error}\n".encode())
             os._exit(98)
-    for _ in range(2000):
+    end = time.monotonic() + HANG_SECONDS
+    while time.monotonic() < end:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
@@ -89,13 +92,13 @@ def fork_before() -> None:
         return works(cuda)
 
     cuda = Cuda()  # the library is loaded before
-    say("child", child(act))
+    report("child", child(act))
     cuda.start()
-    say("parent", works(cuda), works(cuda, 1))
+    report("parent", works(cuda), works(cuda, 1))
 
 
 def fork_after() -> None:
-    """A child that is forked after cuInit may call nothing, and hurts nobody; what it executes is a new client."""
+    """A child forked after cuInit can call nothing and harms no process; a program that it executes is a new client."""
     cuda = Cuda()
     cuda.start()
     address, (pinned, view), stream = cuda.alloc(64), cuda.pinned(4096), cuda.stream()
@@ -115,14 +118,14 @@ def fork_after() -> None:
             cuda.code("cuCtxGetCurrent", out),
             cuda.code("cuDeviceGetCount", out),
         }
-        return codes == {NOT_INITIALIZED} or bool(say(codes))
+        return codes == {NOT_INITIALIZED} or bool(report(codes))
 
-    say("child", child(act))
-    say("executes", child(lambda: os.execv(sys.executable, [sys.executable, "-m", __spec__.name, "plain"])))
-    say("parent", cuda.read(address, 64) == bytes(range(64)), works(cuda), works(cuda, 1))
+    report("child", child(act))
+    report("executes", child(lambda: os.execv(sys.executable, [sys.executable, "-m", __spec__.name, "plain"])))
+    report("parent", cuda.read(address, 64) == bytes(range(64)), works(cuda), works(cuda, 1))
     view[:3] = b"abc"
     cuda.cuMemcpyHtoD_v2(address, pinned, 3)
-    say("pinned", cuda.read(address, 3))
+    report("pinned", cuda.read(address, 3))
 
 
 def fork_among_threads() -> None:
@@ -147,19 +150,27 @@ def fork_among_threads() -> None:
     end.set()
     for thread in threads:
         thread.join()
-    say("children", set(codes), "wrong", wrong, "parent", works(cuda))
+    report("children", set(codes), "wrong", wrong, "parent", works(cuda))
 
 
 def fork_inside_init() -> None:
-    """A child is forked while another thread starts the driver: both have it."""
-    cuda = Cuda()
+    """A child is forked while another thread starts the driver: both have it.
+
+    The worker makes the file `started` in the folder of the argument and then waits for the file `forked`.
+    """
+    cuda, folder = Cuda(), Path(sys.argv[2])
     thread = threading.Thread(target=cuda.code, args=("cuInit", 0))
     thread.start()
-    time.sleep(0.1)
+    until((folder / "started").exists)
     inside = thread.is_alive()
-    code = child(lambda: cuda.start(1) and works(cuda))
+
+    def continue_start() -> bool:
+        (folder / "forked").touch()
+        return cuda.start(1) and works(cuda)
+
+    code = child(continue_start)
     thread.join()
-    say("inside", inside, "child", code, "parent", cuda.start(1) and works(cuda))
+    report("inside", inside, "child", code, "parent", cuda.start(1) and works(cuda))
 
 
 def little_space() -> None:
@@ -176,7 +187,7 @@ def little_space() -> None:
     out = ctypes.c_uint64()
     codes = [cuda.code("cuDevicePrimaryCtxRetain", ctypes.byref(out), ctypes.c_int(0)) for _ in range(2)]
     leave(400)
-    say("codes", *codes, "then", cuda.start(1) and works(cuda))
+    report("codes", *codes, "then", cuda.start(1) and works(cuda))
 
 
 def plain() -> None:
@@ -197,11 +208,11 @@ def executes() -> None:
 # -- loss ------------------------------------------------------------------------------------------------------
 
 
-def waits() -> None:
+def waits_for_killed_worker() -> None:
     """Wait for a stream that never becomes ready; the worker is killed meanwhile. A reset brings a new one."""
     cuda = Cuda()
     cuda.start()
-    old, event, words = cuda.stream(), cuda.event(), cuda.alloc(64)
+    old, event, buffer = cuda.stream(), cuda.event(), cuda.alloc(64)
     stream, _ = stuck(cuda)
     codes: list[int] = []
 
@@ -217,35 +228,37 @@ def waits() -> None:
             ("cuStreamSynchronize", stream),
             ("cuCtxSynchronize",),
             ("cuEventSynchronize", event),
-            ("cuMemcpyDtoHAsync_v2", target, words, 8, stream),
+            ("cuMemcpyDtoHAsync_v2", target, buffer, 8, stream),
         )
     ]
     for thread in threads:
         thread.start()
     time.sleep(0.1)
-    say("waiting")
+    report("waiting")
     for thread in threads:
         thread.join()
     value = ctypes.c_uint64()
-    say("codes", 0 in codes, len(set(codes)), cuda.code("cuMemAlloc_v2", ctypes.byref(value), 8) == codes[0])
-    say("other device", works(cuda, 1))
+    report("codes", 0 in codes, len(set(codes)), cuda.code("cuMemAlloc_v2", ctypes.byref(value), 8) == codes[0])
+    report("other device", works(cuda, 1))
     cuda.use(0)
     cuda.cuDevicePrimaryCtxReset_v2(ctypes.c_int(0))
     cuda.contexts[0] = cuda.out("cuDevicePrimaryCtxRetain", ctypes.c_int(0))
     cuda.use(0)
     cuda.load(0)
-    say("after reset", works(cuda), works(cuda, 1))
-    gone = (INVALID_HANDLE, CONTEXT_IS_DESTROYED, INVALID_CONTEXT)
+    report("after reset", works(cuda), works(cuda, 1))
+    invalid_codes = (INVALID_HANDLE, CONTEXT_IS_DESTROYED, INVALID_CONTEXT)
     calls = ("cuStreamDestroy_v2", old), ("cuEventDestroy_v2", event), ("cuStreamQuery", stream)
-    say("old handles", all(cuda.code(*call) in gone for call in calls), cuda.code("cuMemFree_v2", words) != 0)
+    report(
+        "old handles", all(cuda.code(*call) in invalid_codes for call in calls), cuda.code("cuMemFree_v2", buffer) != 0
+    )
 
 
 def hangs() -> None:
-    """Wait for ever for a stream."""
+    """Wait without end for a stream."""
     cuda = Cuda()
     cuda.start()
     stream, _ = stuck(cuda)
-    say("waiting")
+    report("waiting")
     cuda.cuStreamSynchronize(stream)
 
 
@@ -257,43 +270,43 @@ def leaves() -> None:
     event = cuda.event()
     cuda.cuEventRecord(event, stream)
 
-    def late() -> None:
+    def work_at_exit() -> None:
         codes = [cuda.code("cuEventDestroy_v2", event), cuda.code("cuStreamDestroy_v2", stream)]
         codes += [cuda.code("cuMemFree_v2", word), cuda.code("cuEventDestroy_v2", event)]
         codes += [cuda.code("cuDevicePrimaryCtxRelease_v2", ctypes.c_int(0)), cuda.code("cuMemFree_v2", word)]
-        say("late", codes[:3], all(code not in (0, DEINITIALIZED) for code in codes[3:4] + codes[5:]))
+        report("late", codes[:3], all(code not in (0, DEINITIALIZED) for code in codes[3:4] + codes[5:]))
 
-    atexit.register(late)
+    atexit.register(work_at_exit)
 
 
 def faults() -> None:
     """Lose a context by a kernel, and find the same code everywhere, until a reset."""
     cuda = Cuda()
     cuda.start()
-    say("before", works(cuda), works(cuda, 1))
+    report("before", works(cuda), works(cuda, 1))
     cuda.use(0)
-    kept = cuda.alloc(64)
+    buffer = cuda.alloc(64)
     cuda.launch(0, 0, sys.argv[2])
-    codes = [cuda.code("cuCtxSynchronize"), cuda.code("cuMemFree_v2", kept), cuda.code("cuStreamSynchronize", 0)]
+    codes = [cuda.code("cuCtxSynchronize"), cuda.code("cuMemFree_v2", buffer), cuda.code("cuStreamSynchronize", 0)]
     out = ctypes.byref(ctypes.c_uint64())
     codes += [cuda.code("cuMemAlloc_v2", out, 8), cuda.code("cuStreamCreate", out, ZERO)]
-    say("codes", *codes)
-    say("other device", works(cuda, 1))
+    report("codes", *codes)
+    report("other device", works(cuda, 1))
     cuda.cuDevicePrimaryCtxReset_v2(ctypes.c_int(0))
     cuda.contexts[0] = cuda.out("cuDevicePrimaryCtxRetain", ctypes.c_int(0))
     cuda.use(0)
     cuda.load(0)
-    say("after reset", works(cuda))
+    report("after reset", works(cuda))
 
 
 # -- order, signals, output ------------------------------------------------------------------------------------
 
 
 def stuck_beside() -> None:
-    """Streams that never become ready leave all others alone, whatever is posted to them and however many wait."""
+    """Streams that never become ready do not delay others, however many calls are posted and however many wait."""
     cuda = Cuda()
     cuda.start()
-    size = int(sys.argv[2]) if len(sys.argv) > 2 else 8 << 20  # an eighth of all places
+    size = int(sys.argv[2]) if len(sys.argv) > 2 else 8 << 20  # fills an eighth of the staging places
     big = cuda.alloc(size)
     stream, word = stuck(cuda)
     more = [cuda.stream(NON_BLOCKING) for _ in range(8)]
@@ -316,46 +329,46 @@ def stuck_beside() -> None:
 
     def launches() -> None:
         cuda.use(0)
-        for _ in range(6000):  # more than a stream may be ahead
+        for _ in range(6000):  # more calls than the layer lets a stream be ahead
             cuda.launch(0, stream, "nap", 0)
 
-    threads = [threading.Thread(target=fill, args=(stream, 12))]  # more than all places hold
+    threads = [threading.Thread(target=fill, args=(stream, 12))]  # more bytes than all staging places hold
     threads += [threading.Thread(target=launches)]
     threads += [threading.Thread(target=fill, args=(each, 1)) for each in more]
-    threads += [threading.Thread(target=wait) for _ in range(260)]  # more than there are slots
+    threads += [threading.Thread(target=wait) for _ in range(260)]  # more threads than answer slots
     for thread in threads:
         thread.start()
     time.sleep(0.2)
     good = [works(cuda), works(cuda, 1)]
-    other = cuda.stream(NON_BLOCKING)
+    free_stream = cuda.stream(NON_BLOCKING)
     event = cuda.event()
     data = os.urandom(3 << 20)
     cuda.use(0)
     target = ctypes.create_string_buffer(len(data))
     address = cuda.alloc(len(data))
-    cuda.cuMemcpyHtoDAsync_v2(address, data, len(data), other)
-    cuda.cuMemcpyDtoHAsync_v2(target, address, len(data), other)
-    cuda.cuEventRecord(event, other)
+    cuda.cuMemcpyHtoDAsync_v2(address, data, len(data), free_stream)
+    cuda.cuMemcpyDtoHAsync_v2(target, address, len(data), free_stream)
+    cuda.cuEventRecord(event, free_stream)
     cuda.cuEventSynchronize(event)
     good.append(target.raw[: len(data)] == data)
-    say("beside", good, "still stuck", cuda.code("cuStreamQuery", stream) == 600)
-    say("held back", not posted.is_set())
-    one = (ctypes.c_uint32 * 1)(1)
-    cuda.cuMemcpyHtoDAsync_v2(word, one, 4, other)
+    report("independent", good, "still stuck", cuda.code("cuStreamQuery", stream) == 600)
+    report("held back", not posted.is_set())
+    ready_word = (ctypes.c_uint32 * 1)(1)
+    cuda.cuMemcpyHtoDAsync_v2(word, ready_word, 4, free_stream)
     for thread in threads:
         thread.join()
     cuda.cuStreamSynchronize(stream)
-    say("released", posted.is_set(), cuda.code("cuStreamQuery", stream), len(codes), {*codes})
+    report("released", posted.is_set(), cuda.code("cuStreamQuery", stream), len(codes), {*codes})
 
 
 def backlog() -> None:
-    """Post more than the ring holds while the worker is stopped; nothing is lost or reordered when it goes on."""
+    """Post more than the ring holds while the worker is stopped; nothing is lost or reordered when it continues."""
     cuda = Cuda()
     cuda.start()
     streams = [cuda.stream(NON_BLOCKING) for _ in range(int(sys.argv[2]) if len(sys.argv) > 2 else 24)]
     address = cuda.alloc(4 * len(streams) * 100)
     cuda.cuCtxSynchronize()
-    # of one stream, fewer than it may be ahead
+    # Of one stream, fewer calls than the layer lets it be ahead.
     rounds = range(int(sys.argv[3]) if len(sys.argv) > 3 else 840 // len(streams) * 100)
     count = [0]
 
@@ -367,20 +380,20 @@ def backlog() -> None:
                 cuda.cuMemsetD32Async(word, ctypes.c_uint(value), 1, stream)
                 count[0] += 1
 
-    say("stop")
+    report("stop")
     sys.stdin.readline()
     thread = threading.Thread(target=post)
     thread.start()
-    seen = -1
-    while count[0] != seen:
-        seen = count[0]
+    last_count, least_count = -1, 0 if len(sys.argv) > 2 else 40_000
+    while count[0] != last_count or last_count <= least_count:
+        last_count = count[0]
         time.sleep(0.3)
-    say("blocked", 40_000 < seen < len(rounds) * len(streams))
+    report("blocked", last_count < len(rounds) * len(streams))
     sys.stdin.readline()
     thread.join()
     cuda.cuCtxSynchronize()
-    words = memoryview(cuda.read(address, 4 * len(streams) * 100)).cast("I").tolist()
-    say("right", words == list(rounds[-100:]) * len(streams))
+    values = memoryview(cuda.read(address, 4 * len(streams) * 100)).cast("I").tolist()
+    report("right", values == list(rounds[-100:]) * len(streams))
 
 
 def interrupted() -> None:
@@ -389,22 +402,23 @@ def interrupted() -> None:
     cuda.start()
     stream = cuda.stream()
     cuda.launch(0, stream, "nap", 500_000)
-    say("waiting")
     try:
+        report("waiting")
         cuda.cuStreamSynchronize(stream)
-        time.sleep(5)
+        time.sleep(HANG_SECONDS)
     except KeyboardInterrupt:
-        say("interrupted", cuda.code("cuStreamQuery", stream), works(cuda))
+        cuda.cuStreamSynchronize(stream)
+        report("interrupted", cuda.code("cuStreamQuery", stream), works(cuda))
 
 
 def prints() -> None:
-    """What the device prints is in the program's output before a synchronization returns, also where that is moved."""
+    """Output of device code precedes the return of a synchronization, also if standard output is redirected."""
     cuda = Cuda()
     cuda.start()
     for value in range(3):
         cuda.launch(0, 0, "print", value)
         cuda.cuCtxSynchronize()
-        say("host", value)
+        report("host", value)
 
 
 def threads_end() -> None:
@@ -425,8 +439,8 @@ def threads_end() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    words = memoryview(cuda.read(address, 1600)).cast("I").tolist()
-    say("right", words == list(range(400)), wrong)
+    values = memoryview(cuda.read(address, 1600)).cast("I").tolist()
+    report("right", values == list(range(400)), wrong)
 
 
 def switches() -> None:
@@ -448,20 +462,22 @@ def switches() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    say("right", works(cuda), works(cuda, 1), wrong)
+    report("right", works(cuda), works(cuda, 1), wrong)
 
 
 def handles() -> None:
-    """Handles that are none, or no more, are refused and not followed."""
+    """Invalid and destroyed handles are refused and not dereferenced."""
     cuda = Cuda()
     cuda.start()
     stream, event = cuda.stream(), cuda.event()
     cuda.cuStreamDestroy_v2(stream)
     cuda.cuEventDestroy_v2(event)
     bad = [3, 0x1000, 0xDEADBEEF000, stream, event, cuda.contexts[0], cuda.modules[0], cuda.functions[0, "nap"]]
-    codes = {cuda.code("cuStreamSynchronize", one) for one in bad}
-    codes |= {cuda.code("cuEventQuery", one) for one in [0, *bad]} | {cuda.code("cuEventRecord", one, 0) for one in bad}
-    say("codes", codes <= {INVALID_HANDLE, INVALID_CONTEXT, CONTEXT_IS_DESTROYED}, sorted(codes), works(cuda))
+    codes = {cuda.code("cuStreamSynchronize", handle) for handle in bad}
+    codes |= {cuda.code("cuEventQuery", handle) for handle in [0, *bad]} | {
+        cuda.code("cuEventRecord", handle, 0) for handle in bad
+    }
+    report("codes", codes <= {INVALID_HANDLE, INVALID_CONTEXT, CONTEXT_IS_DESTROYED}, sorted(codes), works(cuda))
 
 
 if __name__ == "__main__":

@@ -145,8 +145,10 @@ class Cuda:
         """Launch a kernel of the image with one block."""
         values = [TYPES[letter](value) for letter, value in zip(KERNELS[name], arguments, strict=True)]
         pointers = (ctypes.c_void_p * (len(values) + 1))(*(ctypes.addressof(value) for value in values))
-        one, many, function = ctypes.c_uint(1), ctypes.c_uint(MANY.get(name, 1)), self.functions[ordinal, name]
-        getattr(self, call)(function, one, one, one, many, one, one, ctypes.c_uint(0), stream, pointers, None)
+        single, many, function = ctypes.c_uint(1), ctypes.c_uint(MANY.get(name, 1)), self.functions[ordinal, name]
+        getattr(self, call)(
+            function, single, single, single, many, single, single, ctypes.c_uint(0), stream, pointers, None
+        )
 
     def write(self, address: int, data: bytes) -> None:
         """Copy bytes to the device, synchronously."""

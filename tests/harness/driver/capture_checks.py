@@ -1,4 +1,4 @@
-"""What CUDA promises of streams that record a graph."""
+"""Checks of CUDA's promises for streams that record a graph."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable
 
 from tests.harness.driver.calls import INVALID_VALUE, LEGACY, NON_BLOCKING, NOT_SUPPORTED, PER_THREAD, Cuda
-from tests.harness.driver.checks import Held, words
+from tests.harness.driver.checks import Held, read_words
 from tests.harness.driver.graphs import FUNCTION, Graph
 
 GLOBAL, THREAD, RELAXED = range(3)
-NONE, ACTIVE, INVALID = range(3)
+IDLE, ACTIVE, INVALID = range(3)
 ILLEGAL_STATE, UNSUPPORTED, INVALIDATED, MERGE, UNMATCHED, UNJOINED = 401, 900, 901, 902, 903, 904
 ISOLATION, IMPLICIT, CAPTURED_EVENT, WRONG_THREAD = 905, 906, 907, 908
 NO_FLAGS, EXTERNAL = ctypes.c_uint(0), ctypes.c_uint(1)
@@ -34,12 +34,12 @@ def broken(cuda: Cuda, stream: int, code: int = INVALIDATED) -> None:
     graph = ctypes.c_uint64(5)
     found = cuda.code("cuStreamEndCapture", stream, ctypes.byref(graph))
     assert (found, graph.value) == (code, 0), (found, graph.value)
-    assert status(cuda, stream) == NONE
+    assert status(cuda, stream) == IDLE
     cuda.cuStreamSynchronize(stream)
 
 
 def status(cuda: Cuda, stream: int) -> int:
-    """Say whether a stream records."""
+    """Return the capture status of a stream."""
     value = ctypes.c_int(9)
     cuda.cuStreamIsCapturing(stream, ctypes.byref(value))
     return value.value
@@ -54,7 +54,7 @@ def launch(cuda: Cuda, graph: Graph, stream: int, times: int = 1) -> None:
     cuda.cuGraphExecDestroy(exec_)
 
 
-def beside(cuda: Cuda, act: Callable[[], object]) -> object:
+def in_another_thread(cuda: Cuda, act: Callable[[], object]) -> object:
     """Run something in another thread; return what it returns."""
     found: list[object] = []
 
@@ -75,8 +75,8 @@ def everything_is_recorded(cuda: Cuda) -> None:
     address, view = cuda.pinned(64)
     pageable = ctypes.create_string_buffer(b"\x01\x00\x00\x00" * 8, 32)
     out = ctypes.create_string_buffer(64)
-    stream, seen = cuda.stream(), []
-    run = FUNCTION(lambda _: seen.append(bytes(out)))
+    stream, snapshots = cuda.stream(), []
+    run = FUNCTION(lambda _: snapshots.append(bytes(out)))
     begin(cuda, stream)
     cuda.cuMemsetD32Async(x, ctypes.c_uint(5), 16, stream)
     cuda.cuMemcpyHtoDAsync_v2(x, address, 16, stream)
@@ -88,51 +88,51 @@ def everything_is_recorded(cuda: Cuda) -> None:
     cuda.cuLaunchHostFunc(stream, run, None)
     assert status(cuda, stream) == ACTIVE
     graph = end(cuda, stream)
-    assert status(cuda, stream) == NONE and len(graph.nodes()) == 8
+    assert status(cuda, stream) == IDLE and len(graph.nodes()) == 8
     assert len(graph.nodes("cuGraphGetRootNodes")) == 1
     cuda.cuStreamSynchronize(stream)
-    assert set(words(cuda, z, 16)) == {77} and not seen
+    assert set(read_words(cuda, z, 16)) == {77} and not snapshots
     for first, second in ((2, 3), (9, 4)):
         view.cast("I")[:4] = memoryview(bytes(16)).cast("I")
         view.cast("I")[0] = first
         pageable[0] = second
         launch(cuda, graph, stream, 2)
         want = [2 * first, 0, 77, 77, 10, 10, 77, 77, 2 * second, 2, 77, 77, 2, 2, 77, 77]
-        assert words(cuda, z, 16) == want, words(cuda, z, 16)
-        assert seen == [memoryview(bytes(memoryview((ctypes.c_uint * 16)(*want)))).tobytes()] * 2
-        seen.clear()
+        assert read_words(cuda, z, 16) == want, read_words(cuda, z, 16)
+        assert snapshots == [memoryview(bytes(memoryview((ctypes.c_uint * 16)(*want)))).tobytes()] * 2
+        snapshots.clear()
 
 
 def streams_fork_and_join(cuda: Cuda) -> None:
     """A stream that waits for an event of a capture records, too, until it is joined."""
     x, y = cuda.alloc(64), cuda.alloc(64)
     a, b, c, plain = (cuda.stream(NON_BLOCKING) for _ in range(4))
-    forked, joined, late = cuda.event(), cuda.event(), cuda.event()
+    forked, joined, last_event = cuda.event(), cuda.event(), cuda.event()
     begin(cuda, a)
     cuda.cuMemsetD32Async(x, ctypes.c_uint(5), 16, a)
     cuda.cuEventRecord(forked, a)
     cuda.cuStreamWaitEvent(b, forked, NO_FLAGS)
     cuda.cuStreamWaitEvent(c, forked, NO_FLAGS)
-    assert [status(cuda, one) for one in (a, b, c, plain)] == [ACTIVE, ACTIVE, ACTIVE, NONE]
+    assert [status(cuda, stream) for stream in (a, b, c, plain)] == [ACTIVE, ACTIVE, ACTIVE, IDLE]
     cuda.launch(0, b, "copy", y, x, 32)
     cuda.launch(0, c, "copy", y + 32, x, 32)
     cuda.launch(0, a, "nap", 100)
     cuda.cuEventRecord(joined, b)
-    cuda.cuEventRecord(late, c)
+    cuda.cuEventRecord(last_event, c)
     cuda.cuStreamWaitEvent(a, joined, NO_FLAGS)
-    cuda.cuStreamWaitEvent(a, late, NO_FLAGS)
+    cuda.cuStreamWaitEvent(a, last_event, NO_FLAGS)
     cuda.launch(0, a, "add", y, x, 16)
-    cuda.cuMemsetD32Async(y, ctypes.c_uint(1), 1, plain)  # beside
+    cuda.cuMemsetD32Async(y, ctypes.c_uint(1), 1, plain)  # not captured
     graph = end(cuda, a)
     nodes = graph.nodes()
-    assert [status(cuda, one) for one in (a, b, c)] == [NONE] * 3 and len(nodes) == 5
+    assert [status(cuda, stream) for stream in (a, b, c)] == [IDLE] * 3 and len(nodes) == 5
     assert len(graph.nodes("cuGraphNodeGetDependencies", nodes[4])) == 3
     assert len(graph.nodes("cuGraphNodeGetDependentNodes", nodes[0])) == 3
     cuda.cuStreamSynchronize(plain)
     for stream in (plain, b, a):
         cuda.cuMemsetD32Async(y, ctypes.c_uint(0), 16, stream)
         launch(cuda, graph, stream)
-        assert set(words(cuda, y, 16)) == {10}
+        assert set(read_words(cuda, y, 16)) == {10}
     graph.destroy()
     begin(cuda, a)
     cuda.cuEventRecord(forked, a)
@@ -141,25 +141,25 @@ def streams_fork_and_join(cuda: Cuda) -> None:
     out = ctypes.c_uint64()
     assert cuda.code("cuStreamEndCapture", b, ctypes.byref(out)) == UNMATCHED
     broken(cuda, a, UNJOINED)
-    assert status(cuda, b) == NONE
+    assert status(cuda, b) == IDLE
     cuda.cuStreamSynchronize(b)
 
 
 def captures_do_not_meet(cuda: Cuda) -> None:
-    """What would join two captures, or a capture and what is posted, is refused, and ends both."""
+    """A call that would join two captures, or a capture and posted work, is refused, and ends both."""
     a, b, plain = (cuda.stream(NON_BLOCKING) for _ in range(3))
-    event, other = cuda.event(), cuda.event()
+    event, foreign_event = cuda.event(), cuda.event()
     begin(cuda, a, RELAXED)
     begin(cuda, b, RELAXED)
     cuda.cuEventRecord(event, a)
     assert cuda.code("cuStreamWaitEvent", b, event, NO_FLAGS) == MERGE
-    assert [status(cuda, one) for one in (a, b)] == [INVALID] * 2
+    assert [status(cuda, stream) for stream in (a, b)] == [INVALID] * 2
     assert cuda.code("cuMemsetD32Async", cuda.contexts[0], NO_FLAGS, 1, a) == INVALIDATED
     broken(cuda, a)
     broken(cuda, b)
-    cuda.cuEventRecord(other, plain)
+    cuda.cuEventRecord(foreign_event, plain)
     begin(cuda, a)
-    assert cuda.code("cuStreamWaitEvent", a, other, NO_FLAGS) == ISOLATION
+    assert cuda.code("cuStreamWaitEvent", a, foreign_event, NO_FLAGS) == ISOLATION
     broken(cuda, a)
     begin(cuda, a)
     cuda.cuEventRecord(event, a)
@@ -171,13 +171,13 @@ def captures_do_not_meet(cuda: Cuda) -> None:
         broken(cuda, a)
     assert cuda.code("cuEventSynchronize", event) == CAPTURED_EVENT
     assert cuda.code("cuStreamWaitEvent", plain, event, NO_FLAGS) == CAPTURED_EVENT
-    cuda.cuEventRecord(event, plain)  # and is an event as others again
+    cuda.cuEventRecord(event, plain)  # a record outside of captures makes it an ordinary event again
     cuda.cuEventSynchronize(event)
     cuda.cuStreamWaitEvent(a, event, NO_FLAGS)
 
 
 def events_belong_to_their_last_record(cuda: Cuda) -> None:
-    """An event that another capture records anew is that one's."""
+    """An event belongs to the capture that recorded it last."""
     x, a, b = cuda.alloc(64), cuda.stream(NON_BLOCKING), cuda.stream(NON_BLOCKING)
     c, event = cuda.stream(NON_BLOCKING), cuda.event()
     for first, second in ((a, b), (b, a)):
@@ -192,11 +192,11 @@ def events_belong_to_their_last_record(cuda: Cuda) -> None:
         cuda.cuStreamWaitEvent(second, event, NO_FLAGS)
         assert len(end(cuda, first).nodes()) == 0
         launch(cuda, end(cuda, second), a)
-        assert words(cuda, x, 16) == [6] * 8 + [4] * 8
+        assert read_words(cuda, x, 16) == [6] * 8 + [4] * 8
 
 
 def modes(cuda: Cuda) -> None:
-    """Whose calls a capture forbids is a matter of its mode, and of the thread's."""
+    """The modes of capture and thread decide which threads' calls a capture forbids."""
     stream = cuda.stream(NON_BLOCKING)
 
     def allocates() -> int:
@@ -213,8 +213,8 @@ def modes(cuda: Cuda) -> None:
         return code
 
     want = {GLOBAL: (UNSUPPORTED, UNSUPPORTED), THREAD: (UNSUPPORTED, 0), RELAXED: (0, 0)}
-    for mode, (own, others) in want.items():
-        for code, act in ((own, allocates), (others, lambda: beside(cuda, allocates)), (0, relaxed)):
+    for mode, (own, foreign_code) in want.items():
+        for code, act in ((own, allocates), (foreign_code, lambda: in_another_thread(cuda, allocates)), (0, relaxed)):
             begin(cuda, stream, mode)
             found = act()
             assert found == code, (mode, found, code)
@@ -224,7 +224,7 @@ def modes(cuda: Cuda) -> None:
                 end(cuda, stream).destroy()
         begin(cuda, stream, mode)
         out = ctypes.c_uint64()
-        code = beside(cuda, lambda: cuda.code("cuStreamEndCapture", stream, ctypes.byref(out)))
+        code = in_another_thread(cuda, lambda: cuda.code("cuStreamEndCapture", stream, ctypes.byref(out)))
         if mode == RELAXED:
             assert code == 0
         else:
@@ -234,7 +234,7 @@ def modes(cuda: Cuda) -> None:
 
 
 def illegal_calls(cuda: Cuda) -> None:
-    """What looks at a stream that records, or would wait for it, is refused, and ends the capture."""
+    """A query of a stream that records, or a wait for it, is refused, and ends the capture."""
     x, stream, data = cuda.alloc(64), cuda.stream(), ctypes.create_string_buffer(64)
     free = cuda.stream(NON_BLOCKING)
     calls = [
@@ -258,14 +258,14 @@ def illegal_calls(cuda: Cuda) -> None:
         assert cuda.code("cuMemsetD32Async", x, ctypes.c_uint(1), 1, stream) == INVALIDATED
         broken(cuda, stream)
     cuda.write(x, bytes(64))  # was not freed
-    begin(cuda, free, RELAXED)  # streams that do not block leave the legacy one alone
+    begin(cuda, free, RELAXED)  # a capture of a nonblocking stream does not affect the legacy stream
     cuda.write(x, b"\x03\x00\x00\x00" * 16)
     cuda.cuStreamSynchronize(0)
     cuda.cuMemsetD32Async(x, ctypes.c_uint(4), 8, free)
     launch_ = end(cuda, free)
-    assert set(words(cuda, x, 16)) == {3}
+    assert set(read_words(cuda, x, 16)) == {3}
     launch(cuda, launch_, free)
-    assert words(cuda, x, 16) == [4] * 8 + [3] * 8
+    assert read_words(cuda, x, 16) == [4] * 8 + [3] * 8
     out = ctypes.c_uint64()
     assert cuda.code("cuStreamBeginCapture_v2", 0, ctypes.c_int(GLOBAL)) == UNSUPPORTED
     assert cuda.code("cuStreamEndCapture", stream, ctypes.byref(out)) == ILLEGAL_STATE
@@ -280,7 +280,7 @@ def illegal_calls(cuda: Cuda) -> None:
     assert cuda.code("cuGraphLaunch", graph.executable(), stream) == NOT_SUPPORTED  # as the documentation says
     cuda.code("cuStreamEndCapture", stream, ctypes.byref(out))
     launch(cuda, graph, stream)
-    assert set(words(cuda, x, 16)) == {8}
+    assert set(read_words(cuda, x, 16)) == {8}
 
 
 def each_threads_own_stream(cuda: Cuda) -> None:
@@ -290,12 +290,12 @@ def each_threads_own_stream(cuda: Cuda) -> None:
     begin(cuda, PER_THREAD, THREAD)
     cuda.cuMemsetD32Async(x, ctypes.c_uint(2), 8, PER_THREAD)
 
-    def other() -> list[int]:
+    def capture_again() -> list[int]:
         cuda.cuMemsetD32Async(x + 32, ctypes.c_uint(3), 8, PER_THREAD)
         cuda.cuStreamSynchronize(PER_THREAD)
         return [status(cuda, PER_THREAD), *words_async(cuda, x, 16, PER_THREAD)]
 
-    assert beside(cuda, other) == [NONE] + [1] * 8 + [3] * 8
+    assert in_another_thread(cuda, capture_again) == [IDLE] + [1] * 8 + [3] * 8
     assert cuda.code("cuStreamSynchronize", PER_THREAD) == UNSUPPORTED
     broken(cuda, PER_THREAD)
     begin(cuda, PER_THREAD, THREAD)
@@ -304,7 +304,7 @@ def each_threads_own_stream(cuda: Cuda) -> None:
     cuda.cuMemsetD32Async(x, ctypes.c_uint(2), 8, PER_THREAD)
     graph = end(cuda, PER_THREAD)
     launch(cuda, graph, PER_THREAD)
-    assert words(cuda, x, 16) == [2] * 8 + [3] * 8
+    assert read_words(cuda, x, 16) == [2] * 8 + [3] * 8
 
 
 def words_async(cuda: Cuda, address: int, count: int, stream: int) -> list[int]:
@@ -316,7 +316,7 @@ def words_async(cuda: Cuda, address: int, count: int, stream: int) -> list[int]:
 
 
 def threads_capture_beside_each_other(cuda: Cuda) -> None:
-    """Captures of several threads, and work that is none, keep out of each other's way."""
+    """Captures of several threads, and work outside captures, do not affect each other."""
     wrong: list[object] = []
     blocks = [cuda.alloc(64) for _ in range(4)]
 
@@ -365,7 +365,7 @@ def what_a_capture_is_about_goes(cuda: Cuda) -> None:
     cuda.cuEventDestroy_v2(event)
     graph = end(cuda, a)
     launch(cuda, graph, a)
-    assert set(words(cuda, x, 16)) == {2}
+    assert set(read_words(cuda, x, 16)) == {2}
     own = Graph(cuda)
     first = own.fill([], x, 3, 16)
     deps = ctypes.c_uint64(first)
@@ -373,7 +373,7 @@ def what_a_capture_is_about_goes(cuda: Cuda) -> None:
     cuda.cuMemsetD32Async(x, ctypes.c_uint(4), 8, a)
     assert end(cuda, a).handle == own.handle and len(own.nodes()) == 2
     launch(cuda, own, a)
-    assert words(cuda, x, 16) == [4] * 8 + [3] * 8
+    assert read_words(cuda, x, 16) == [4] * 8 + [3] * 8
     cuda.cuStreamBeginCaptureToGraph(a, own.handle, None, None, 0, ctypes.c_int(GLOBAL))
     cuda.cuMemsetD32Async(x, ctypes.c_uint(4), 8, a)
     cuda.cuStreamEndCapture(a, None)
@@ -392,7 +392,7 @@ def what_a_capture_is_about_goes(cuda: Cuda) -> None:
     cuda.cuMemFreeAsync(memory, a)
     assert cuda.code("cuMemFreeAsync", x, a) == INVALID_VALUE
     launch(cuda, end(cuda, a), a, 3)
-    assert set(words(cuda, x, 16)) == {9}
+    assert set(read_words(cuda, x, 16)) == {9}
 
 
 def events_that_are_nodes(cuda: Cuda) -> None:
@@ -411,9 +411,9 @@ def events_that_are_nodes(cuda: Cuda) -> None:
     cuda.cuStreamWaitEvent(later, after, NO_FLAGS)
     cuda.launch(0, later, "add", x, x, 8)
     assert cuda.code("cuStreamQuery", later) == cuda.code("cuStreamQuery", stream) == 600
-    held.let_go()
+    held.release()
     cuda.cuStreamSynchronize(later)
-    assert words(cuda, x, 16) == [12] * 8 + [6] * 8
+    assert read_words(cuda, x, 16) == [12] * 8 + [6] * 8
     assert cuda.code("cuEventRecordWithFlags", after, stream, EXTERNAL) == INVALID_VALUE
 
 

@@ -2,7 +2,7 @@
 
     python -m tests.harness.driver.checks graph_checks
 
-Each is a function of the driver that asserts; a line on standard output says what came of it.
+Each is a function of the driver that asserts; a line on standard output reports its outcome.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ Check = Callable[[Cuda], None]
 
 
 class Held:
-    """A stream that waits until it is let go."""
+    """A stream that waits until it is released."""
 
     def __init__(self, cuda: Cuda, flags: int = NON_BLOCKING, ordinal: int = 0) -> None:
         self.cuda, self.ordinal = cuda, ordinal
         cuda.use(ordinal)
-        self.word, self.other, self.stream = cuda.alloc(4), cuda.stream(NON_BLOCKING), cuda.stream(flags)
+        self.word, self.free_stream, self.stream = cuda.alloc(4), cuda.stream(NON_BLOCKING), cuda.stream(flags)
         self.hold()
 
     def hold(self) -> None:
         """Let the stream wait."""
-        self.cuda.cuMemsetD32Async(self.word, ctypes.c_uint(0), 1, self.other)
-        self.cuda.cuStreamSynchronize(self.other)
+        self.cuda.cuMemsetD32Async(self.word, ctypes.c_uint(0), 1, self.free_stream)
+        self.cuda.cuStreamSynchronize(self.free_stream)
         self.cuda.launch(self.ordinal, self.stream, "flag", self.word, 1)
 
-    def let_go(self) -> None:
-        """Let the stream go on; any thread may."""
+    def release(self) -> None:
+        """Let the stream continue; callable from any thread."""
         self.cuda.use(self.ordinal)
-        self.cuda.cuMemsetD32Async(self.word, ctypes.c_uint(1), 1, self.other)
+        self.cuda.cuMemsetD32Async(self.word, ctypes.c_uint(1), 1, self.free_stream)
 
-    def waits(self) -> bool:
-        """Say whether the stream has work that is not done."""
+    def is_pending(self) -> bool:
+        """Return whether the stream has unfinished work."""
         return self.cuda.code("cuStreamQuery", self.stream) == NOT_READY
 
 
 def fresh(cuda: Cuda) -> None:
-    """Begin anew with the contexts."""
+    """Reset and retain the primary contexts of all devices."""
     count = len(cuda.contexts)
     cuda.contexts.clear()
     for ordinal in range(count):
@@ -52,8 +52,8 @@ def fresh(cuda: Cuda) -> None:
     cuda.start(count)
 
 
-def words(cuda: Cuda, address: int, count: int) -> list[int]:
-    """Return words of the device's memory."""
+def read_words(cuda: Cuda, address: int, count: int) -> list[int]:
+    """Return 32-bit words of the device's memory."""
     return memoryview(cuda.read(address, 4 * count)).cast("I").tolist()
 
 

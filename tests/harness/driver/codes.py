@@ -223,7 +223,7 @@ class Recorder:
             print(call.symbol, "start:", self.valid_code(call))
         cuda.cuInit(0)
         objects.renew(reset=True)
-        for event in [cuda.event() for _ in range(4000)]:  # the handle that was dropped longest ago is used next
+        for event in [cuda.event() for _ in range(4000)]:  # handles are reused in the order in which they were dropped
             cuda.cuEventDestroy_v2(event)
         objects.renew()
         cuda.code("cuCtxPopCurrent_v2", None)

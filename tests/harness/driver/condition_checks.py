@@ -1,21 +1,21 @@
-"""What CUDA promises of graphs with conditional nodes, whose handles kernels set."""
+"""Checks of CUDA's promises for graphs with conditional nodes; kernels set the handles."""
 
 from __future__ import annotations
 
 import ctypes
 
 from tests.harness.driver.calls import INVALID_VALUE, NON_BLOCKING, NOT_SUPPORTED, SUCCESS, Cuda
-from tests.harness.driver.checks import Held, fresh, words
+from tests.harness.driver.checks import Held, fresh, read_words
 from tests.harness.driver.graphs import IF, SWITCH, WHILE, Graph, Kernel, Update, copied
 
 IMAGE = b"//FAKE\nkernel condition 8 4\nkernel count 8 8\n"
 
 
 class Kernels:
-    """Kernels that set a handle's value: `condition` to a number, `count` to a word less one."""
+    """Nodes that set a handle's value: `condition` to a number, `count` to a word less one."""
 
     def __init__(self, cuda: Cuda) -> None:
-        self.cuda, self.kept = cuda, []  # type: ignore[var-annotated]
+        self.cuda, self.keepalive = cuda, []  # type: ignore[var-annotated]
         self.module = cuda.out("cuModuleLoadData", IMAGE)
         self.functions = {n: cuda.out("cuModuleGetFunction", self.module, n.encode()) for n in ("condition", "count")}
 
@@ -25,7 +25,7 @@ class Kernels:
         pointers = (ctypes.c_void_p * 3)(*(ctypes.addressof(value) for value in values))
         node = Kernel(self.functions[name], (1, 1, 1), (1, 1, 1), 0)
         node.params = ctypes.addressof(pointers)
-        self.kept += [values, pointers]
+        self.keepalive += [values, pointers]
         return graph.add("cuGraphAddKernelNode_v2", after, ctypes.byref(node))
 
 
@@ -50,35 +50,35 @@ def branches(cuda: Cuda) -> None:
             b = kernels.add(graph, [a], "condition", handle, value)
             node, bodies = graph.decide([b], handle, kind, size)
             for k, body in enumerate(bodies):
-                one = body.kernel([], "fill", x, 3, 10 + k)
-                body.kernel([one], "add", x, x, 1)
+                filled = body.kernel([], "fill", x, 3, 10 + k)
+                body.kernel([filled], "add", x, x, 1)
             graph.kernel([node], "copy", x + 12, x, 4)
             exec_ = graph.executable()
             want = 1 if case is None else 20 + 2 * case
             for _ in range(2):
                 launch(cuda, exec_, stream)
-                found = words(cuda, x, 4)
+                found = read_words(cuda, x, 4)
                 assert found == [want, *[1 if case is None else 10 + case] * 2, want], (kind, value, found)
             cuda.cuGraphExecDestroy(exec_)
             graph.destroy()
 
 
 def loops(cuda: Cuda) -> None:
-    """A loop ends when its kernel says so; one with a default begins with that in each launch, one without goes on."""
-    kernels, x, one, stream = Kernels(cuda), cuda.alloc(8), cuda.alloc(4), cuda.stream()
-    cuda.write(one, bytes([1, 0, 0, 0]))
+    """A kernel ends a loop; a handle with a default is reset by each launch, a handle without one keeps its value."""
+    kernels, x, step, stream = Kernels(cuda), cuda.alloc(8), cuda.alloc(4), cuda.stream()
+    cuda.write(step, bytes([1, 0, 0, 0]))
     for assign in (True, False):
         graph = Graph(cuda)
         handle = graph.condition(1, assign)
         node, (body,) = graph.decide([graph.fill([], x, 5, 1)], handle, WHILE)
-        kernels.add(body, [body.kernel([], "add", x + 4, one, 1)], "count", x, handle)
+        kernels.add(body, [body.kernel([], "add", x + 4, step, 1)], "count", x, handle)
         graph.kernel([node], "add", x + 4, x + 4, 1)
         exec_ = graph.executable()
         cuda.write(x + 4, bytes(4))
         launch(cuda, exec_, stream)
-        assert words(cuda, x, 2) == [0, 10]
+        assert read_words(cuda, x, 2) == [0, 10]
         launch(cuda, exec_, stream)
-        assert words(cuda, x, 2) == ([0, 30] if assign else [5, 20])
+        assert read_words(cuda, x, 2) == ([0, 30] if assign else [5, 20])
 
 
 def one_in_another(cuda: Cuda) -> None:
@@ -101,11 +101,11 @@ def one_in_another(cuda: Cuda) -> None:
     for _ in range(2):
         cuda.write(y, bytes([1, 0, 0, 0] * 2))
         launch(cuda, exec_, stream)
-        assert words(cuda, y, 2) == [32, 8] and words(cuda, z, 1) == [8]
+        assert read_words(cuda, y, 2) == [32, 8] and read_words(cuda, z, 1) == [8]
 
 
 def made_again(cuda: Cuda) -> None:
-    """What was launched keeps its work; the graph, changed, is made executable again, and takes the place of one."""
+    """A launch keeps its work; the changed graph is instantiated again, and updates an executable graph."""
     kernels, x, held = Kernels(cuda), cuda.alloc(4), Held(cuda)
     graph = Graph(cuda)
     handle = graph.condition(1)
@@ -120,65 +120,65 @@ def made_again(cuda: Cuda) -> None:
     again = graph.executable()
     result = Update()
     cuda.cuGraphExecDestroy(exec_)
-    assert words(cuda, x, 1) == [9]
-    held.let_go()
+    assert read_words(cuda, x, 1) == [9]
+    held.release()
     cuda.cuStreamSynchronize(held.stream)
-    assert words(cuda, x, 1) == [2]
+    assert read_words(cuda, x, 1) == [2]
     launch(cuda, again, held.stream)
-    assert words(cuda, x, 1) == [6]
+    assert read_words(cuda, x, 1) == [6]
     assert graph.cuda.code("cuGraphExecUpdate_v2", again, graph.handle, ctypes.byref(result)) == SUCCESS
-    kernels.add(graph, [first], "condition", handle, 0)  # beside the node, made behind it: nothing orders them
+    kernels.add(graph, [first], "condition", handle, 0)  # created after the node, but without an edge to it
     assert graph.cuda.code("cuGraphExecUpdate_v2", again, graph.handle, ctypes.byref(result)) == 910
     launch(cuda, again, held.stream)
-    assert words(cuda, x, 1) == [6]
+    assert read_words(cuda, x, 1) == [6]
     cuda.cuGraphDestroyNode(node)
     graph.destroy()
     launch(cuda, again, held.stream)
-    assert words(cuda, x, 1) == [6]
+    assert read_words(cuda, x, 1) == [6]
 
 
 def with_memory_and_functions(cuda: Cuda) -> None:
     """Memory of the graph is there in all of it. Before its first kernel and behind the last such node all works."""
     kernels, stream, event = Kernels(cuda), cuda.stream(NON_BLOCKING), cuda.event()
     address, view = cuda.pinned(4)
-    plain, seen = (ctypes.c_uint32 * 1)(), []
+    plain, values = (ctypes.c_uint32 * 1)(), []
     graph = Graph(cuda)
     block, memory = graph.alloc([], 64)
     handle = graph.condition()
-    before = graph.host([graph.fill([block], memory, 4, 1)], lambda: seen.append(1))
+    before = graph.host([graph.fill([block], memory, 4, 1)], lambda: values.append(1))
     recorded = graph.add("cuGraphAddEventRecordNode", [before], event)
     set_ = kernels.add(graph, [graph.copy([recorded], memory + 4, memory, 4)], "condition", handle, 1)
     node, (body,) = graph.decide([set_], handle, IF)
     body.kernel([], "add", memory, memory + 4, 1)
     a = graph.copy([node], address, memory, 4)
-    b = graph.host([a], lambda: seen.append(view.cast("I")[0]))
+    b = graph.host([a], lambda: values.append(view.cast("I")[0]))
     c = graph.copy([b], ctypes.addressof(plain), memory, 4)
     graph.free([c], memory)
     exec_ = graph.executable()
     for _ in range(3):
         launch(cuda, exec_, stream)
-    assert seen == [1, 8] * 3 and plain[0] == 8
+    assert values == [1, 8] * 3 and plain[0] == 8
     cuda.cuEventSynchronize(event)
 
 
 def errors(cuda: Cuda) -> None:
     """What is wrong is refused, creates nothing, and leaves the graph as it was."""
     x, y, stream, kernels = cuda.alloc(4), cuda.alloc(4), cuda.stream(), Kernels(cuda)
-    graph, other = Graph(cuda), Graph(cuda)
+    graph, other_graph = Graph(cuda), Graph(cuda)
     handle = graph.condition(1)
     assert cuda.code("cuGraphConditionalHandleCreate", None, graph.handle, 0, 0, 0) == INVALID_VALUE
     assert cuda.code("cuGraphConditionalHandleCreate", ctypes.byref(ctypes.c_uint64()), 12, 0, 0, 0) == INVALID_VALUE
     for kind, size in ((IF, 0), (IF, 3), (WHILE, 2), (SWITCH, 0), (3, 1), (SWITCH, 2000)):
         assert graph.try_decide([], handle, kind, size)[0] == INVALID_VALUE
     assert graph.try_decide([], handle + 999, IF, 1)[0] == INVALID_VALUE
-    assert other.try_decide([], handle, IF, 1)[0] == INVALID_VALUE
+    assert other_graph.try_decide([], handle, IF, 1)[0] == INVALID_VALUE
     assert graph.nodes() == []
     node, (body,) = graph.decide([], handle, IF)
     assert graph.try_decide([], handle, IF, 1)[0] == INVALID_VALUE
     body.fill([], x, 3, 1)
     assert cuda.code("cuGraphDestroy", body.handle) == INVALID_VALUE
     assert cuda.code("cuGraphClone", ctypes.byref(ctypes.c_uint64()), graph.handle) == NOT_SUPPORTED
-    assert other.try_add("cuGraphAddChildGraphNode", [], graph.handle)[0] == NOT_SUPPORTED
+    assert other_graph.try_add("cuGraphAddChildGraphNode", [], graph.handle)[0] == NOT_SUPPORTED
     before = graph.host([graph.kernel([], "fill", y, 1, 1)], lambda: None)
     assert graph.link(before, node) == 0
     assert cuda.code("cuGraphInstantiateWithFlags", ctypes.byref(ctypes.c_uint64()), graph.handle, 0) == NOT_SUPPORTED
@@ -194,8 +194,8 @@ def errors(cuda: Cuda) -> None:
     cuda.cuGraphDestroyNode(copy)
     exec_ = graph.executable()
     launch(cuda, exec_, stream)
-    assert words(cuda, x, 1) == [3]
-    # names at the worker come back: there are not as many as these graphs need together
+    assert read_words(cuda, x, 1) == [3]
+    # The worker's graph ids are reused: these graphs together need more ids than there are.
     for _ in range(270):
         many = Graph(cuda)
         many.decide([], many.condition(1), SWITCH, 250)

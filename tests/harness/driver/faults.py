@@ -1,4 +1,4 @@
-"""Faults planted into layer, worker and the mirror between hosts: what random programs must find."""
+"""Faults planted into layer, worker and the mirror between hosts; random programs must find them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
     }"""
         }
     },
-    "what no mark covers counts as done": {
+    "a call that no mark covers counts as done": {
         "worker_streams.c": {"    if (s->done == s->issued && !s->first_mark) {": "    if (!s->first_mark) {"}
     },
     "a synchronization answers when it is read": {
@@ -99,10 +99,10 @@ void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
             "error ? error : ww_send_signal(d, WW_OP_AWAIT": "error || number ? error : ww_send_signal(d, WW_OP_AWAIT"
         }
     },
-    "another device is told of an event before it has been passed": {
+    "an event is signaled to another device before it has been passed": {
         "worker_streams.c": {"    else wait_for(g, todo);": "    else do_one(NULL, &todo), (void)wait_for;"}
     },
-    "another device is told of an event before its record is issued": {
+    "an event is signaled to another device before its record is issued": {
         "worker_streams.c": {"if (!g || !g->recorded) do_one": "if (!g || !g->recorded || g->parked) do_one"}
     },
     "new memory is granted before other devices have it": {
@@ -173,7 +173,7 @@ PEERS: dict[str, tuple[str, Changes]] = {
         "comes_back",
         {"worker_memory.c": {"    ww_links_drop(job->a, job->b);\n": ""}},
     ),
-    "who waits for a worker that has ended is not told": (
+    "a thread that waits for a worker that has ended is not woken": (
         "lost",
         {"worker_links.c": {"a->came = 1;\n        a->result": "a->result"}},
     ),
@@ -202,7 +202,7 @@ CHECKED: dict[str, tuple[str, Changes]] = {
         "graph_checks",
         {"layer_stream.c": {"ww_host_has(what->device, what->id) &&": "0 &&"}},
     ),
-    "a free does not wait for what a graph has behind a host function": (
+    "a free does not wait for nodes behind a host function of a graph": (
         "graph_checks",
         {"layer_memory_calls.c": {"ww_host_wait(d, d == on ? stream : 0);": "(void)on, (void)stream;"}},
     ),
@@ -226,7 +226,7 @@ CHECKED: dict[str, tuple[str, Changes]] = {
         "condition_checks",
         {"worker_graphs.c": {"if (!code && recording.last) code = native": "if (0) code = native"}},
     ),
-    "what is recorded does not come behind a conditional node": (
+    "recorded calls do not come behind a conditional node": (
         "condition_checks",
         {"worker_graphs.c": {"size_t n = recording.last ? 1 : 0;": "size_t n = recording.last && 0 ? 1 : 0;"}},
     ),
@@ -238,7 +238,7 @@ CHECKED: dict[str, tuple[str, Changes]] = {
         "condition_checks",
         {"worker_graphs.c": {"    x->refs++;\n    call->exec = x;": "    call->exec = x;"}},
     ),
-    "what comes behind the last conditional node is left out": (
+    "nodes behind the last conditional node are left out": (
         "condition_checks",
         {"layer_exec.c": {"r->at = r->plan->twins;": "r->at = r->plan->n;"}},
     ),
@@ -298,7 +298,7 @@ CHECKED: dict[str, tuple[str, Changes]] = {
     ),
     "memory of the host's pools is given back each time": (
         "pool_checks",
-        {"layer_memory.c": {"kept_bytes + r->size <= KEEP_BYTES": "0"}},
+        {"layer_memory.c": {"kept_bytes + r->size > KEEP_BYTES": "1"}},
     ),
     "memory of the host's pools is kept before its stream is done": (
         "pool_checks",
@@ -310,8 +310,8 @@ CHECKED: dict[str, tuple[str, Changes]] = {
             }
         },
     ),
-    "a pool gives more than its most": ("pool_checks", {"layer_pool.c": {"(!p->props.most || ": "(1 || "}}),
-    "what was allocated from a pool stays counted after a reset": (
+    "a pool gives more than its most": ("pool_checks", {"layer_pool.c": {"(p->props.most && ": "(0 && "}}),
+    "allocations from a pool stay counted after a reset": (
         "pool_checks",
         {"layer_range.c": {"give(t->all[i].owner, t->all[i].size);": "(void)give;"}},
     ),
@@ -332,14 +332,14 @@ CHECKED: dict[str, tuple[str, Changes]] = {
 """The same, and the area of checks that finds it."""
 
 
-def lands_at_once(client: Any, answers: bytes, places: tuple[Any, ...]) -> None:
+def lands_at_once(client: Any, answers: bytes, slots: tuple[Any, ...]) -> None:
     """`NearClient.apply_answers` that does not wait for bulk data."""
     near = client._near
     near.apply(answers)
-    for place, use, result, payload in places:
+    for slot, use, result, payload in slots:
         if isinstance(payload, bytes):
-            near.write(place, payload)
-        near.complete_slot(place, use, result)
+            near.write(slot, payload)
+        near.complete_slot(slot, use, result)
 
 
 MIRRORED: dict[str, tuple[Changes, dict[str, Any]]] = {
@@ -351,7 +351,7 @@ MIRRORED: dict[str, tuple[Changes, dict[str, Any]]] = {
         {},
         {"warpwell.pool.cuda.near.NearClient.apply_answers": lands_at_once},
     ),
-    "places that are done wake no mirror": (
+    "finished staging slots wake no mirror": (
         {"worker_answer.c": {"ww_wake_all(&p->use);\n    ww_changed();": "ww_wake_all(&p->use);"}},
         {},
     ),
@@ -372,12 +372,12 @@ MIRRORED: dict[str, tuple[Changes, dict[str, Any]]] = {
         },
         {},
     ),
-    "answers are looked for where no entry asked": (
+    "replies are awaited although no entry requests one": (
         {"relay.c": {"if (e.slot != WW_NO_SLOT) atomic_store": "if (e.slot == 0) atomic_store"}},
         {},
     ),
 }
-"""Faults of the mirror between hosts: changes of native parts, and what replaces names in Python."""
+"""Faults of the mirror between hosts: changes of native parts, and replacements of names in Python."""
 
 NAP = "static void nap(void) {\n    nanosleep(&(struct timespec){0, 200000}, NULL);\n}\n\n"
 OVER_MPI: dict[str, Changes] = {
@@ -387,7 +387,7 @@ OVER_MPI: dict[str, Changes] = {
     "a place is done before its bytes have landed": {
         "near.py": {"transfer.wait(transfer.chunks, _COPY_SECONDS)": "pass"}
     },
-    "an answer is told before it is there": {
+    "an answer is announced before it has arrived": {
         "relay.c": {
             "static size_t padded(": f"{NAP}static size_t padded(",
             "        s->result = a.result;\n": "        atomic_store(&s->seq, a.seq);\n        ww_wake_all(&s->seq);\n"
@@ -397,8 +397,8 @@ OVER_MPI: dict[str, Changes] = {
     "the worker is not woken": {
         "relay.c": {"    atomic_fetch_add(&f->ring->wake, 1);\n    ww_wake_all(&f->ring->wake);\n": ""}
     },
-    "who waits for an answer is not woken": {"relay.c": {"        ww_wake_all(&s->seq);\n": ""}},
-    "what comes while the far end looks is not seen": {
+    "a thread that waits for an answer is not woken": {"relay.c": {"        ww_wake_all(&s->seq);\n": ""}},
+    "an entry that arrives while the far end polls is missed": {
         "relay.c": {
             "            f->seen = changes;\n            int n = scan(f, out, room, places, nplaces);\n": (
                 "            int n = scan(f, out, room, places, nplaces);\n            sched_yield();\n"
@@ -406,14 +406,14 @@ OVER_MPI: dict[str, Changes] = {
             )
         }
     },
-    "answers are looked for where no entry asked": {
+    "replies are awaited although no entry requests one": {
         "relay.c": {"if (e.slot != WW_NO_SLOT) atomic_store": "if (e.slot == 0) atomic_store"}
     },
     "memory that is pinned for another host's device is the worker's": {
         "layer_copy.c": {"r->what == WW_PINNED_MEMORY && k->device->facts.remote ? NULL : k->device": "k->device"}
     },
 }
-"""Faults of the mirror, as changes of sources: what a job of MPI must find. Who is not woken looks later by himself."""
+"""Faults of the mirror, as changes of sources: an MPI job must find them. A thread that is not woken polls later."""
 
 
 def every() -> Iterator[tuple[str, Changes]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from warpwell._os import FUTEX
 
-FORMAT = int.from_bytes(b"WWWGATE2", "little")
+FORMAT = int.from_bytes(b"WWWGATE3", "little")
 TABLE, SLOT_BYTES, SLOTS = 4096, 256, 128
 BEAT, PROGRAMS, BELL = 8, 9, 16
 GATE, OPENED, SERIAL, HELD, ISSUED, DONE, LONGEST, LAUNCHES = 0, 2, 3, 8, 9, 10, 12, 19
@@ -37,14 +37,14 @@ class Gates:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         os.posix_fallocate(file, 0, TABLE + SLOTS * SLOT_BYTES)
         self._map = mmap.mmap(file, TABLE + SLOTS * SLOT_BYTES)
-        self.words = memoryview(self._map).cast("B").cast("Q")
-        self.words[0], self.words[PROGRAMS] = FORMAT, 2
+        self.fields = memoryview(self._map).cast("B").cast("Q")
+        self.fields[0], self.fields[PROGRAMS] = FORMAT, 2
         self._halves = memoryview(self._map).cast("B").cast("I")
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self.closings = self.held = 0
 
     def word(self, word: int) -> int:
-        return self.words[TABLE // 8 + word]
+        return self.fields[TABLE // 8 + word]
 
     @property
     def is_attached(self) -> bool:
@@ -61,14 +61,14 @@ class Gates:
 
     def set_gate(self, is_open: bool) -> None:
         self.beat()
-        self.words[TABLE // 8 + GATE] = is_open
+        self.fields[TABLE // 8 + GATE] = is_open
         at = 2 * (TABLE // 8 + OPENED)
         self._halves[at] = (self._halves[at] + 1) & 0xFFFFFFFF
         _libc.syscall(FUTEX, ctypes.c_void_p(self._address + 4 * at), 1, 1 << 30, None, None, 0)
 
     def beat(self) -> None:
         """Show that an arbiter is alive."""
-        self.words[BEAT] += 1
+        self.fields[BEAT] += 1
 
 
 @contextlib.contextmanager

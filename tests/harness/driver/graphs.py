@@ -1,4 +1,4 @@
-"""Graphs by the driver's interface: the structs of their nodes, and what makes, launches and takes apart graphs."""
+"""Graphs by the driver's interface: the structs of their nodes, and helpers that build, launch and inspect graphs."""
 
 from __future__ import annotations
 
@@ -138,13 +138,13 @@ class Made:
 
     def __init__(self, cuda: Cuda) -> None:
         self.cuda = cuda
-        self.kept: list[object] = []
+        self.keepalive: list[object] = []
 
     def kernel(self, ordinal: int, name: str, *arguments: int) -> Kernel:
         """Return the parameters of a launch with one block."""
         values = [TYPES[letter](value) for letter, value in zip(KERNELS[name], arguments, strict=True)]
         pointers = (ctypes.c_void_p * (len(values) + 1))(*(ctypes.addressof(value) for value in values))
-        self.kept += [values, pointers]
+        self.keepalive += [values, pointers]
         node = Kernel(self.cuda.functions[ordinal, name], (1, 1, 1), (MANY.get(name, 1), 1, 1), 0)
         node.params = ctypes.addressof(pointers)
         return node
@@ -152,7 +152,7 @@ class Made:
     def host(self, function: Callable[[], object]) -> Host:
         """Return the parameters of a call of a function."""
         called = FUNCTION(lambda _: function() and None)
-        self.kept.append(called)
+        self.keepalive.append(called)
         return Host(ctypes.cast(called, ctypes.c_void_p).value, None)
 
 
@@ -161,9 +161,9 @@ def copied(to: int, source: int, nbytes: int) -> Boxes:
     return Boxes(side(source, nbytes, 1), side(to, nbytes, 1), nbytes, 1, 1)
 
 
-def filled(to: int, value: int, words: int) -> Set:
+def filled(to: int, value: int, count: int) -> Set:
     """Return the parameters of a memset of words."""
-    return Set(to, 0, value, 4, words, 1)
+    return Set(to, 0, value, 4, count, 1)
 
 
 class Graph:
@@ -195,9 +195,9 @@ class Graph:
         params = ctypes.byref(copied(to, source, nbytes))
         return self.add("cuGraphAddMemcpyNode", after, params, self.cuda.contexts[ordinal])
 
-    def fill(self, after: Sequence[int], to: int, value: int, words: int, ordinal: int = 0) -> int:
+    def fill(self, after: Sequence[int], to: int, value: int, count: int, ordinal: int = 0) -> int:
         """Add a memset of words."""
-        params = ctypes.byref(filled(to, value, words))
+        params = ctypes.byref(filled(to, value, count))
         return self.add("cuGraphAddMemsetNode", after, params, self.cuda.contexts[ordinal])
 
     def host(self, after: Sequence[int], function: Callable[[], object]) -> int:
@@ -215,7 +215,7 @@ class Graph:
         return self.add("cuGraphAddMemFreeNode", after, address)
 
     def condition(self, value: int = 0, assign: bool = True) -> int:
-        """Return a handle of a condition, whose value may begin anew with each launch."""
+        """Return a handle of a condition; each launch can reset its value."""
         context, flags = self.cuda.contexts[0], ctypes.c_uint(assign)
         return self.cuda.out("cuGraphConditionalHandleCreate", self.handle, context, ctypes.c_uint(value), flags)
 

@@ -1,4 +1,4 @@
-"""What the hook makes of NVIDIA's own runtime for Python: it counts, asks and waits as the driver does."""
+"""Checks of NVIDIA's runtime for Python under the hook: it counts, queries and waits as the driver does."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def the_runtime_speaks_of_pooled_devices(cuda: Cuda) -> None:
 
 
 def the_runtime_waits(cuda: Cuda) -> None:
-    """A synchronization waits for the current device's work, and tells what came of it."""
+    """A synchronization waits for the current device's work, and returns its error."""
     runtime = importlib.import_module("cuda.bindings.runtime")
     held = Held(cuda)
-    timer = threading.Timer(0.05, held.let_go)
+    timer = threading.Timer(0.05, held.release)
     timer.start()
     assert runtime.cudaDeviceSynchronize() == (runtime.cudaError_t.cudaSuccess,)
-    assert not held.waits()
+    assert not held.is_pending()
     timer.join()
     cuda.launch(0, 0, "fault")
     assert runtime.cudaDeviceSynchronize() == (runtime.cudaError_t.cudaErrorIllegalAddress,)

@@ -34,11 +34,11 @@ class Hosts:
         The communicator's, then the agents'.
     """
 
-    def __init__(self, parts: build.Built, devices: int, here: int, wrap: Wrap) -> None:
+    def __init__(self, parts: build.Built, devices: int, local: int, wrap: Wrap) -> None:
         self.parts = parts
         self.folder = Path(tempfile.mkdtemp(prefix="ww-hosts-"))
         make_library_folder(self.folder, parts.layer)
-        away = devices - here
+        away = devices - local
         self.transports = [wrap(transport) for transport in local_transports(1 + away)]
         self.servers: dict[int, DriverServer] = {}
         self.fars = [FarEnd(self.transports[1 + k], k, lambda k=k: self.serve(k)) for k in range(away)]
@@ -100,10 +100,10 @@ class Hosts:
 
 @contextlib.contextmanager
 def hosts(
-    parts: build.Built, devices: int = 2, here: int = 0, wrap: Wrap = lambda transport: transport
+    parts: build.Built, devices: int = 2, local: int = 0, wrap: Wrap = lambda transport: transport
 ) -> Iterator[Hosts]:
     """Yield devices of other hosts; nothing of them is left after."""
-    made = Hosts(parts, devices, here, wrap)
+    made = Hosts(parts, devices, local, wrap)
     try:
         yield made
     finally:

@@ -1,4 +1,4 @@
-"""Managed memory: with one device the memory of program and kernels in one, with several there is none."""
+"""Managed memory: with one device it is shared by program and kernels; with several devices it is not supported."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def managed(cuda: Cuda, nbytes: int, flags: int = 1) -> tuple[int, memoryview]:
 
 
 def serves(cuda: Cuda) -> bool:
-    """Say whether the devices' attributes promise it."""
-    one = len(cuda.contexts) == 1
+    """Return whether the devices' attributes promise it."""
+    is_single = len(cuda.contexts) == 1
     for attribute in (MANAGED_MEMORY, CONCURRENT):
-        assert cuda.out("cuDeviceGetAttribute", ctypes.c_int(attribute), ON_DEVICE, kind=ctypes.c_int) == one
-    return one
+        assert cuda.out("cuDeviceGetAttribute", ctypes.c_int(attribute), ON_DEVICE, kind=ctypes.c_int) == is_single
+    return is_single
 
 
 def both_sides(cuda: Cuda) -> None:
@@ -35,15 +35,15 @@ def both_sides(cuda: Cuda) -> None:
         return
     for flags in (1, 2):
         address, view = managed(cuda, 8192, flags)
-        stream, there = cuda.stream(NON_BLOCKING), cuda.alloc(4096)
+        stream, device_copy = cuda.stream(NON_BLOCKING), cuda.alloc(4096)
         view[0] = 7
         cuda.launch(0, stream, "add", address + 4, address, 1)
         cuda.launch(0, stream, "fill", address + 8, 10, 5)
         cuda.cuStreamSynchronize(stream)
         assert view[:13].tolist() == [7, 7, *[5] * 10, 0]
-        cuda.cuMemcpyDtoD_v2(there, address, 4096)
+        cuda.cuMemcpyDtoD_v2(device_copy, address, 4096)
         cuda.cuMemsetD32_v2(address, ctypes.c_uint(9), 3)
-        assert view[:4].tolist() == [9, 9, 9, 5] and cuda.read(there, 4) == bytes([7, 0, 0, 0])
+        assert view[:4].tolist() == [9, 9, 9, 5] and cuda.read(device_copy, 4) == bytes([7, 0, 0, 0])
         cuda.write(address + 4096, bytes([3, 0, 0, 0] * 4))
         assert view[1024:1028].tolist() == [3] * 4 and cuda.read(address, 4) == bytes([9, 0, 0, 0])
         cuda.cuMemFree_v2(address)
@@ -51,7 +51,7 @@ def both_sides(cuda: Cuda) -> None:
 
 
 def into_pinned_memory(cuda: Cuda) -> None:
-    """What a synchronous call has copied to pinned memory from plain memory the program finds there."""
+    """The program finds in pinned memory the data that a synchronous call has copied there from plain memory."""
     for nbytes in (64, 100_000, 3 << 20):
         address, view = cuda.pinned(nbytes)
         cuda.write(address, b"\7" * nbytes)
@@ -73,7 +73,7 @@ def while_kernels_run(cuda: Cuda) -> None:
     assert view[1] == 6
 
 
-def said(cuda: Cuda, address: int, attribute: int) -> int:
+def pointer_attribute(cuda: Cuda, address: int, attribute: int) -> int:
     """Return an attribute of a pointer."""
     value = ctypes.c_uint64()
     cuda.cuPointerGetAttribute(ctypes.byref(value), ctypes.c_int(attribute), address)
@@ -81,14 +81,16 @@ def said(cuda: Cuda, address: int, attribute: int) -> int:
 
 
 def what_it_is(cuda: Cuda) -> None:
-    """Pointers tell that it is managed, of whose device, and where either side reads it; it is no pinned memory."""
+    """Pointer attributes report managed memory, its device, and both addresses; it does not count as pinned."""
     if not serves(cuda):
         return
     address, _ = managed(cuda, 64)
     pinned, _ = cuda.pinned(64)
-    told = [said(cuda, address, a) for a in (MEMORY_TYPE, DEVICE_POINTER, HOST_POINTER, IS_MANAGED, ORDINAL)]
-    assert told == [2, address, address, 1, 0]
-    assert [said(cuda, pinned, a) for a in (MEMORY_TYPE, IS_MANAGED)] == [1, 0]
+    attributes = [
+        pointer_attribute(cuda, address, a) for a in (MEMORY_TYPE, DEVICE_POINTER, HOST_POINTER, IS_MANAGED, ORDINAL)
+    ]
+    assert attributes == [2, address, address, 1, 0]
+    assert [pointer_attribute(cuda, pinned, a) for a in (MEMORY_TYPE, IS_MANAGED)] == [1, 0]
     assert cuda.code("cuMemFreeHost", address) == INVALID_VALUE
     assert cuda.code("cuMemHostGetFlags", ctypes.byref(ctypes.c_uint()), address) == INVALID_VALUE
     for nbytes, flags in ((0, 1), (64, 0), (64, 3)):
@@ -103,18 +105,26 @@ def hints(cuda: Cuda) -> None:
         return
     address, view = managed(cuda, 64)
     view[3] = 4
-    other, none = cuda.alloc(64), ctypes.c_uint(0)
+    unmanaged, no_location = cuda.alloc(64), ctypes.c_uint(0)
     host, device, absent = HOST_LOCATION, DEVICE_LOCATION, DEVICE_LOCATION | 7 << 32
-    for at, nbytes, place, code in (
+    for at, nbytes, location, code in (
         (address, 64, host, SUCCESS),
         (address + 8, 8, device, SUCCESS),
         (address, 64, absent, INVALID_DEVICE),
         (address, 0, host, INVALID_VALUE),
         (address, 65 << 12, host, INVALID_VALUE),
-        (other, 64, device, INVALID_VALUE),
+        (unmanaged, 64, device, INVALID_VALUE),
     ):
-        assert cuda.code("cuMemPrefetchAsync_v2", at, nbytes, place, none, 0) == code, (at - address, nbytes, place)
-        assert cuda.code("cuMemAdvise_v2", at, nbytes, ctypes.c_int(3), place) == code, (at - address, nbytes, place)
+        assert cuda.code("cuMemPrefetchAsync_v2", at, nbytes, location, no_location, 0) == code, (
+            at - address,
+            nbytes,
+            location,
+        )
+        assert cuda.code("cuMemAdvise_v2", at, nbytes, ctypes.c_int(3), location) == code, (
+            at - address,
+            nbytes,
+            location,
+        )
     for ordinal, code in ((ON_HOST, SUCCESS), (ON_DEVICE, SUCCESS), (ctypes.c_int(1), INVALID_DEVICE)):
         assert cuda.code("cuMemPrefetchAsync", address, 64, ordinal, 0) == code
         assert cuda.code("cuMemAdvise", address, 64, ctypes.c_int(5), ordinal) == code
@@ -135,12 +145,12 @@ def pools(cuda: Cuda) -> None:
         address = take(cuda, pool, 5000, stream)
         cuda.launch(0, stream, "fill", address, 4, 8)
         cuda.cuMemFreeAsync(address, stream)
-        kept = take(cuda, pool, 4096, stream)
-        cuda.launch(0, stream, "fill", kept, 2, 3)
+        block = take(cuda, pool, 4096, stream)
+        cuda.launch(0, stream, "fill", block, 2, 3)
         cuda.cuStreamSynchronize(stream)
-        assert ctypes.c_uint.from_address(kept + 4).value == 3 and said(cuda, kept, IS_MANAGED) == 1
+        assert ctypes.c_uint.from_address(block + 4).value == 3 and pointer_attribute(cuda, block, IS_MANAGED) == 1
         assert get(cuda, pool, USED) == 4096
-        cuda.cuMemFreeAsync(kept, stream)
+        cuda.cuMemFreeAsync(block, stream)
         assert get(cuda, pool, USED) == 0
     assert not take(cuda, own, 3 << 20, 0)
     cuda.cuMemPoolDestroy(own)
@@ -157,18 +167,18 @@ def pools(cuda: Cuda) -> None:
 
 
 def refused(cuda: Cuda) -> None:
-    """A program with several devices, whose kernels could not all read it, is told so by calls as by attributes."""
+    """With several devices, calls and attributes report that managed memory is not supported."""
     if serves(cuda):
         return
     pool = ctypes.byref(Pool(MANAGED, 0, 0, 0, None, 0))
     assert cuda.code("cuMemAllocManaged", ctypes.byref(ctypes.c_uint64()), 64, ctypes.c_uint(1)) == NOT_SUPPORTED
     assert cuda.code("cuMemPoolCreate", ctypes.byref(ctypes.c_uint64()), pool) == NOT_SUPPORTED
-    place = ctypes.byref(ctypes.c_uint64()), ctypes.byref(ctypes.c_uint64(0)), ctypes.c_int(MANAGED)
-    assert cuda.code("cuMemGetDefaultMemPool", *place) == NOT_SUPPORTED
+    arguments = ctypes.byref(ctypes.c_uint64()), ctypes.byref(ctypes.c_uint64(0)), ctypes.c_int(MANAGED)
+    assert cuda.code("cuMemGetDefaultMemPool", *arguments) == NOT_SUPPORTED
 
 
 def a_worker_is_lost(cuda: Cuda) -> None:
-    """A reset ends managed memory; what is made then works."""
+    """A reset frees managed memory; allocations after it work."""
     if not serves(cuda):
         return
     address, _ = managed(cuda, 4096)

@@ -33,9 +33,9 @@ class Outcomes(unittest.TestResult):
     def failed(self, test: unittest.TestCase, error: object) -> None:
         """Note the last line of an error."""
         assert isinstance(error, tuple)
-        lines = str(error[1]).strip().splitlines() or [""]
+        report = str(error[1]).strip().splitlines() or [""]
         kind = error[0].__name__
-        self.note(test, f"{kind}: {lines[-1]}")
+        self.note(test, f"{kind}: {report[-1]}")
 
     def addSuccess(self, test: unittest.TestCase) -> None:
         """Called by unittest."""

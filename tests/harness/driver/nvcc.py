@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 from lab.driver import build as lab_build
 from warpwell._settings import settings
@@ -75,7 +76,9 @@ def compiled(name: str, *sources: str, flags: tuple[str, ...] = ()) -> Path:
         paths = [f"-L{libraries}", f"-L{nvcc.parents[1] / 'lib'}"]
         command = [str(nvcc), *_FLAGS, *flags, *paths, "-Xlinker", "--allow-shlib-undefined", "-o", str(part), *files]
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=5 * HANG_SECONDS, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         part.replace(program)
     finally:

@@ -46,7 +46,7 @@ LIMITS: Changes = merged(
         "warpwell/driver/build.py": {'"-O2", "-g",': "".join(f'"{flag}", ' for flag in QUICK)},
     },
 )
-"""`TIGHT`, and whoever is not woken sleeps for a second: what is lost shows as programs that take for ever."""
+"""`TIGHT`, and a sleep of a second without a wake-up: lost wake-ups show as programs that do not end."""
 SECONDS = 300.0
 
 
@@ -55,7 +55,7 @@ def emulated(folder: Path, fake: Path) -> dict[str, str]:
     shell = folder / "ssh"
     shell.write_text(SHELL)
     shell.chmod(0o755)
-    # an agent of a busy machine may answer late: what these programs show is not who is lost
+    # an agent of a busy machine may answer late: these programs do not test the detection of losses
     return {
         "WARPWELL_CUDA_DRIVER": str(fake),
         "FAKE_DEVICES": "4",
@@ -108,31 +108,36 @@ def programs(
         line = [sys.executable, *command]
         with subprocess.Popen(line, env=environ, stdout=out, stderr=subprocess.STDOUT, text=True) as job:
             try:
-                said = job.communicate(timeout=seconds)[0].splitlines(keepends=True)
+                output = job.communicate(timeout=seconds)[0].splitlines(keepends=True)
             finally:
                 for pid in marked(mark) if job.returncode is None else ():
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-    # PRRTE warns on busy cores, where the shell that it started has begun before its group was set
-    return "".join(line for line in said if "Warning: setpgid" not in line)
+    # On busy cores PRRTE warns that a shell has started before PRRTE could set its process group.
+    return "".join(line for line in output if "Warning: setpgid" not in line)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the programs of a range of seeds; tell the first that is wrong."""
+    """Run the programs of a range of seeds; print the first that is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.harness.driver.over_mpi", description=main.__doc__)
     parser.add_argument("--seeds", default="0:500", help="first and end")
     parser.add_argument("--devices", type=int, default=2, choices=range(1, 5), help="the fourth is of this host")
     parser.add_argument("--threads", type=int, default=1, help="threads that run programs side by side")
     parser.add_argument("--tight", action="store_true", help="with limits that let all wait for room")
-    given = parser.parse_args(arguments)
-    first, end = map(int, given.seeds.split(":"))
+    options = parser.parse_args(arguments)
+    first, end = map(int, options.seeds.split(":"))
     began = time.monotonic()
-    said = programs(
-        first, end, "--threads", str(given.threads), devices=given.devices, changes=LIMITS if given.tight else None
+    output = programs(
+        first,
+        end,
+        "--threads",
+        str(options.threads),
+        devices=options.devices,
+        changes=LIMITS if options.tight else None,
     )
-    print(said, end="")
+    print(output, end="")
     print(f"{time.monotonic() - began:.0f} s")
-    return said != f"{end - first} programs are right\n"
+    return output != f"{end - first} programs are right\n"
 
 
 if __name__ == "__main__":

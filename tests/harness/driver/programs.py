@@ -1,16 +1,16 @@
-"""Random CUDA programs that are free of races, and what they must compute.
+"""Random CUDA programs that are free of races, and their expected results.
 
     python -m tests.harness.driver.programs --seeds 0:500 --devices 2
 
 A program makes streams, events, device memory and pinned memory, and posts copies, memsets and kernels to streams in
-random order; copies and waits also between devices, and where the driver lets them, kernels use other devices' memory.
+random order; copies and waits also between devices, and kernels use other devices' memory if the driver permits it.
 A vector clock says for each call after which others it comes; where two calls that meet in memory are not ordered, the
 program first orders them: by an event and a wait, or by waiting itself. So executing the calls one after another on
 NumPy arrays gives what the driver must give, and a call that ran too early or too late shows as wrong bytes.
 
 Vector clocks: `clock[stream] = n` says that the first n calls of that stream are done before. Calls of the legacy
-stream come after all earlier calls of blocking streams of their device, and before all later ones; who waits for it
-waits for those before, too.
+stream come after all earlier calls of blocking streams of their device, and before all later ones; a wait for a
+legacy call includes the calls before it.
 """
 
 from __future__ import annotations
@@ -28,34 +28,35 @@ import numpy as np
 from tests.harness.driver.calls import ALREADY_ENABLED, LEGACY, NON_BLOCKING, NOT_READY, PER_THREAD, Cuda
 from tests.harness.driver.graphs import Pool
 from tests.harness.driver.recorded import SAFE, Recorder, Rows
+from tests.harness.until import HANG_SECONDS
 
 Clock = dict[int, int]
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 LAYER = frozenset({"source", "target", "free", "free_host", "pinned", "pools"})
-"""What the layer gives beyond CUDA's promises: once a pageable ``Async`` copy returned, its source may be written and
+"""The layer's promises beyond CUDA's: once a pageable ``Async`` copy returned, its source may be written and
 its target read; ``cuMemFree`` waits for work on memory that was allocated in a stream, too, and ``cuMemFreeHost`` for
-copies; copies read pinned memory when the stream gets there, even if it is the legacy stream's order alone that lets it
-wait for who writes that memory; and kernels of other devices reach memory that was allocated in a stream."""
-WAITS_MOST = 20.0
-"""Seconds after which a stream that is queried counts as stuck."""
+copies; copies read pinned memory when the stream gets there, even if only the legacy stream's order makes it
+wait for the writer of that memory; and kernels of other devices reach memory that was allocated in a stream."""
+WAITS_MOST = HANG_SECONDS
+"""Timeout in seconds of a queried stream."""
 
 
-def join(clock: Clock, other: Clock) -> None:
+def join(clock: Clock, added: Clock) -> None:
     """Make `clock` come after both."""
-    for key, count in other.items():
+    for key, count in added.items():
         if clock.get(key, 0) < count:
             clock[key] = count
 
 
 @dataclass
 class Memory:
-    """Device or pinned memory, with what it must hold, and the calls that touched it last."""
+    """Device or pinned memory, with its expected content, and the calls that touched it last."""
 
     address: int
     model: np.ndarray
     device: int
-    bytes: memoryview | None = None  # pinned: what the host sees
-    of_stream: bool = False  # allocated in one, so that it may be freed in one
+    bytes: memoryview | None = None  # the host's view of pinned memory
+    of_stream: bool = False  # allocated by cuMemAllocAsync, so cuMemFreeAsync may free it
     is_shared: bool = False  # a call has used it with memory of another device
     written: Clock = field(default_factory=dict)
     read: Clock = field(default_factory=dict)
@@ -75,7 +76,7 @@ class Stream:
 
 @dataclass(eq=False)
 class Event:
-    """An event, and what is done when its last record is."""
+    """An event, and the work that precedes its last record."""
 
     handle: int
     device: int
@@ -92,7 +93,7 @@ class Program:
     relies = LAYER
     """On what programs rely that CUDA does not promise."""
     alone = True
-    """Whether no other program runs beside it: the legacy stream may not be used while a blocking one records."""
+    """Whether the program runs alone: the legacy stream may not be used while a blocking one records."""
 
     def __init__(
         self, cuda: Cuda, seed: int, devices: int, steps: int = 60, legacy: bool = True, skip: Container[int] = ()
@@ -102,14 +103,14 @@ class Program:
         self.text: list[str] = []
         self.streams: list[Stream] = []
         self.device_of: dict[int, int] = {}
-        self.functions: list[object] = []  # of the program, that streams call
-        self.kept: list[object] = []
+        self.functions: list[object] = []  # host functions that streams call
+        self.keepalive: list[object] = []
         self.events: list[Event] = []
         self.memory: list[Memory] = []
-        self.gone: dict[int, Clock] = {device: {} for device in range(devices)}  # of streams that were destroyed
+        self.destroyed: dict[int, Clock] = {device: {} for device in range(devices)}  # of streams that were destroyed
         self.peers = self.reach(devices)
         self.pools: dict[int, int] = {}
-        # a graph copies to and from plain memory when its stream gets there: the layer alone tells what becomes of it
+        # Only the layer defines when a graph accesses pageable memory: when its stream runs the copy.
         self.recorder = Recorder(self) if self.relies == LAYER and self.has_graphs() else None
         for device in range(devices):
             cuda.use(device)
@@ -123,28 +124,28 @@ class Program:
             self.new_pinned(device)
 
     def reach(self, devices: int) -> bool:
-        """Let the kernels of all devices use all memory, if they can; say whether they may."""
+        """Let the kernels of all devices use all memory, if possible; return whether they do."""
         for device in range(devices):
             self.cuda.use(device)
-            for other in {*range(devices)} - {device}:
-                pair = ctypes.c_int(device), ctypes.c_int(other)
+            for peer in {*range(devices)} - {device}:
+                pair = ctypes.c_int(device), ctypes.c_int(peer)
                 if not self.cuda.out("cuDeviceCanAccessPeer", *pair, kind=ctypes.c_int):
                     return False
-                code = self.cuda.code("cuCtxEnablePeerAccess", self.cuda.contexts[other], ctypes.c_uint(0))
+                code = self.cuda.code("cuCtxEnablePeerAccess", self.cuda.contexts[peer], ctypes.c_uint(0))
                 if code not in (0, ALREADY_ENABLED):
                     raise Wrong(f"cuCtxEnablePeerAccess: {code}")
         return devices > 1
 
     def has_graphs(self) -> bool:
-        """Say whether the driver has pools, and with them all kinds of graphs and rows: the fake one alone has not."""
+        """Return whether the driver has pools, all kinds of graphs, and rows; only the fake driver lacks them."""
         pool = ctypes.c_uint64()
         code = self.cuda.code("cuMemPoolCreate", ctypes.byref(pool), ctypes.byref(Pool(1, 0, 1, 0)))
         return code == 0 and not self.cuda.code("cuMemPoolDestroy", pool.value)
 
-    # -- what there is ---------------------------------------------------------------------------------------
+    # -- resources -------------------------------------------------------------------------------------------
 
-    def say(self, text: str) -> None:
-        """Remember a step, for the report of a failure."""
+    def note(self, text: str) -> None:
+        """Record a step for the report of a failure."""
         self.text.append(text)
 
     def add(self, handle: int, device: int, kind: str) -> Stream:
@@ -158,13 +159,13 @@ class Program:
         """Make a stream."""
         flags = self.random.choice([0, NON_BLOCKING])
         stream = self.add(self.cuda.stream(flags), device, "free" if flags else "blocking")
-        self.say(f"stream {stream.key} = create({stream.kind}) on {device}")
+        self.note(f"stream {stream.key} = create({stream.kind}) on {device}")
 
     def size(self) -> int:
         """Return a number of bytes, a multiple of 8."""
         kind = self.random.random()
-        most = 256 if kind < 0.3 else 40_000 if kind < 0.7 else 300_000 if kind < 0.97 else 3_000_000
-        return 8 * self.random.randint(1, most // 8)
+        limit = 256 if kind < 0.3 else 40_000 if kind < 0.7 else 300_000 if kind < 0.97 else 3_000_000
+        return 8 * self.random.randint(1, limit // 8)
 
     def new_memory(self, device: int) -> None:
         """Allocate device memory, sometimes in a stream, and fill it."""
@@ -174,11 +175,11 @@ class Program:
             stream = self.random.choice(streams)
             address = self.alloc_async(device, nbytes, stream.handle)
             memory = Memory(address, np.zeros(nbytes, np.uint8), device, of_stream=True)
-            self.say(f"{address:#x} = allocAsync({nbytes}) in {stream.key}")
+            self.note(f"{address:#x} = allocAsync({nbytes}) in {stream.key}")
         else:
             stream = None
             memory = Memory(self.cuda.alloc(nbytes), np.zeros(nbytes, np.uint8), device)
-            self.say(f"{memory.address:#x} = alloc({nbytes}) on {device}")
+            self.note(f"{memory.address:#x} = alloc({nbytes}) on {device}")
         self.is_free(memory.address, nbytes)
         self.memory.append(memory)
         if stream:
@@ -198,7 +199,7 @@ class Program:
 
     def is_free(self, address: int, nbytes: int) -> None:
         """Raise `Wrong` where memory that was given out is in use."""
-        used = [(one.address, len(one.model)) for one in self.memory]
+        used = [(memory.address, len(memory.model)) for memory in self.memory]
         for recording in self.recorder.all if self.recorder else ():
             used += recording.held
         if any(address < start + size and start < address + nbytes for start, size in used):
@@ -208,7 +209,7 @@ class Program:
         """Return memory of the program's own, that calls of a device copy from and to."""
         data = self.random.randbytes(self.random.choice([64, 5000, 100_000]))
         room = (ctypes.c_ubyte * len(data)).from_buffer_copy(data)
-        self.kept.append(room)
+        self.keepalive.append(room)
         model = np.frombuffer(data, np.uint8).copy()
         return Memory(ctypes.addressof(room), model, device, memoryview(room).cast("B"))
 
@@ -230,10 +231,10 @@ class Program:
         """Return what a call posted to a stream now comes after."""
         clock = dict(self.host)
         join(clock, stream.clock)
-        for other in self.streams:
-            if other.device == stream.device and "free" not in (other.kind, stream.kind):
-                if "legacy" in (other.kind, stream.kind):
-                    join(clock, other.done)
+        for earlier in self.streams:
+            if earlier.device == stream.device and "free" not in (earlier.kind, stream.kind):
+                if "legacy" in (earlier.kind, stream.kind):
+                    join(clock, earlier.done)
         return clock
 
     def after(self, stream: Stream, reads: list[Memory], writes: list[Memory]) -> None:
@@ -261,14 +262,14 @@ class Program:
 
     def order(self, key: int, stream: Stream | None) -> None:
         """Let a stream, or the host, come after all calls of the stream with a key."""
-        other = next((one for one in self.streams if one.key == key), None)
-        if other is None:
+        producer = next((stream for stream in self.streams if stream.key == key), None)
+        if producer is None:
             self.synchronize_context(self.device_of[key])
             return
         if stream and self.random.random() < 0.75:
-            self.wait(stream, self.record(other))
+            self.wait(stream, self.record(producer))
         else:
-            self.wait_on_host(other)
+            self.wait_on_host(producer)
 
     def record(self, stream: Stream) -> Event:
         """Record an event, new or used, in a stream."""
@@ -279,14 +280,14 @@ class Program:
         else:
             event = Event(self.cuda.event(), stream.device)
             self.events.append(event)
-        self.say(f"record({event.handle:#x}) in {stream.key}")
+        self.note(f"record({event.handle:#x}) in {stream.key}")
         self.cuda.cuEventRecord(event.handle, stream.handle)
         event.clock = self.before(stream)
         return event
 
     def wait(self, stream: Stream, event: Event) -> None:
         """Let a stream wait for an event."""
-        self.say(f"wait({event.handle:#x}) in {stream.key}")
+        self.note(f"wait({event.handle:#x}) in {stream.key}")
         self.cuda.use(stream.device)
         self.cuda.cuStreamWaitEvent(stream.handle, event.handle, ctypes.c_uint(0))
         join(stream.clock, event.clock)
@@ -294,20 +295,20 @@ class Program:
     def wait_on_host(self, stream: Stream) -> None:
         """Wait for all calls of a stream, in one of the ways that there are."""
         self.cuda.use(stream.device)
-        way = self.random.randrange(5)
-        if way == 0:
+        method = self.random.randrange(5)
+        if method == 0:
             self.synchronize_context(stream.device)
-        elif way == 1:
-            self.say(f"synchronize({stream.key})")
+        elif method == 1:
+            self.note(f"synchronize({stream.key})")
             self.cuda.cuStreamSynchronize(stream.handle)
             join(self.host, self.before(stream) if stream.kind == "legacy" else stream.clock)
-        elif way == 2:
-            self.say(f"query({stream.key})")
+        elif method == 2:
+            self.note(f"query({stream.key})")
             self.poll("cuStreamQuery", stream.handle)
             join(self.host, self.before(stream) if stream.kind == "legacy" else stream.clock)
         else:
             event = self.record(stream)
-            if way == 3:
+            if method == 3:
                 self.cuda.cuEventSynchronize(event.handle)
             else:
                 self.poll("cuEventQuery", event.handle)
@@ -324,11 +325,11 @@ class Program:
 
     def synchronize_context(self, device: int) -> None:
         """Wait for a device."""
-        self.say(f"synchronize device {device}")
+        self.note(f"synchronize device {device}")
         self.cuda.use(device)
         with SAFE:
             self.cuda.cuCtxSynchronize()
-        join(self.host, self.gone[device])
+        join(self.host, self.destroyed[device])
         for stream in self.streams:
             if stream.device == device:
                 join(self.host, stream.clock)
@@ -337,11 +338,11 @@ class Program:
 
     def span(self, memory: Memory, align: int = 1) -> tuple[int, int]:
         """Return a start and a length inside memory, both multiples of `align`."""
-        whole = len(memory.model) // align
+        count = len(memory.model) // align
         if self.random.random() < 0.3:
-            return 0, whole * align
-        start = self.random.randrange(whole)
-        return start * align, self.random.randint(1, whole - start) * align
+            return 0, count * align
+        start = self.random.randrange(count)
+        return start * align, self.random.randint(1, count - start) * align
 
     def host_may_touch(self, memory: Memory, write: bool) -> None:
         """Wait on the host until pinned memory can be read, or written."""
@@ -356,13 +357,13 @@ class Program:
         self.host_may_touch(memory, write=False)
         self.same(np.frombuffer(memory.bytes, np.uint8), memory.model, f"pinned {memory.address:#x}")
 
-    def same(self, got: np.ndarray, want: np.ndarray, what: str) -> None:
+    def same(self, got: np.ndarray, want: np.ndarray, label: str) -> None:
         """Raise `Wrong` where bytes differ."""
         if not np.array_equal(got, want):
             at = np.flatnonzero(got != want)
             first = int(at[0])
             text = f"{len(at)} of {len(want)} bytes differ, first at {first}: {got[first]}, not {want[first]}"
-            raise Wrong(f"{what}: {text}")
+            raise Wrong(f"{label}: {text}")
 
     def memset(self, stream: Stream, memory: Memory) -> None:
         """Set all of a memory to a value."""
@@ -370,7 +371,7 @@ class Program:
         start, nbytes = self.span(memory, width) if memory.written else (0, len(memory.model))
         value = self.random.getrandbits(8 * width)
         self.after(stream, [], [memory])
-        self.say(f"memset{8 * width}({memory.address:#x}+{start}, {nbytes}) in {stream.key}")
+        self.note(f"memset{8 * width}({memory.address:#x}+{start}, {nbytes}) in {stream.key}")
         memory.model[start : start + nbytes].view(f"u{width}")[:] = value
         word = {1: ctypes.c_ubyte, 2: ctypes.c_ushort, 4: ctypes.c_uint}[width](value)
         call = f"cuMemsetD{8 * width}"
@@ -393,18 +394,18 @@ class Program:
             if max(self.host.get(key, 0), stream.clock.get(key, 0)) < count:
                 self.order(key, stream)
         self.after(stream, [pinned] if pinned else [], [memory])
-        self.say(f"in({memory.address:#x}+{start}, {nbytes}, {'pinned' if pinned else 'pageable'}) in {stream.key}")
+        self.note(f"in({memory.address:#x}+{start}, {nbytes}, {'pinned' if pinned else 'pageable'}) in {stream.key}")
         call, to = self.random.choice(["cuMemcpyHtoD", "cuMemcpy"]), memory.address + start
-        waits = stream.kind == "legacy" and self.random.random() < 0.5
-        if waits:
+        is_synchronous = stream.kind == "legacy" and self.random.random() < 0.5
+        if is_synchronous:
             getattr(self.cuda, "cuMemcpyHtoD_v2" if call == "cuMemcpyHtoD" else call)(to, source, nbytes)
             if pinned:
                 join(self.host, stream.clock)
         else:
             call = f"{call}Async_v2" if call == "cuMemcpyHtoD" else f"{call}Async"
             getattr(self.cuda, call)(to, source, nbytes, stream.handle)
-        self.kept.append(source)
-        if not isinstance(source, int) and (waits or "source" in self.relies):
+        self.keepalive.append(source)
+        if not isinstance(source, int) and (is_synchronous or "source" in self.relies):
             ctypes.memset(source, 0xEE, nbytes)
         memory.model[start : start + nbytes] = data
 
@@ -414,16 +415,16 @@ class Program:
         if pinned:
             nbytes = min(nbytes, len(pinned.model))
         self.after(stream, [memory], [pinned] if pinned else [])
-        self.say(f"out({memory.address:#x}+{start}, {nbytes}, {'pinned' if pinned else 'pageable'}) in {stream.key}")
+        self.note(f"out({memory.address:#x}+{start}, {nbytes}, {'pinned' if pinned else 'pageable'}) in {stream.key}")
         target = pinned.address if pinned else ctypes.create_string_buffer(b"\xcc" * nbytes, nbytes)
-        waits = stream.kind == "legacy" and self.random.random() < 0.5
-        if waits:
+        is_synchronous = stream.kind == "legacy" and self.random.random() < 0.5
+        if is_synchronous:
             self.cuda.cuMemcpyDtoH_v2(target, memory.address + start, nbytes)
         else:
             self.cuda.cuMemcpyDtoHAsync_v2(target, memory.address + start, nbytes, stream.handle)
             if not pinned and "target" not in self.relies:
                 self.cuda.cuStreamSynchronize(stream.handle)
-        if waits or not pinned:
+        if is_synchronous or not pinned:
             join(self.host, stream.clock)
         if pinned:
             pinned.model[:nbytes] = memory.model[start : start + nbytes]
@@ -440,7 +441,7 @@ class Program:
         if to.device != source.device:
             to.is_shared = source.is_shared = True
         self.after(stream, [source], [to])
-        self.say(f"{kernel or 'copy'}({to.address:#x}+{start}, {source.address:#x}, {nbytes}) in {stream.key}")
+        self.note(f"{kernel or 'copy'}({to.address:#x}+{start}, {source.address:#x}, {nbytes}) in {stream.key}")
         if kernel:
             count = nbytes // 4 if kernel == "add" else nbytes
             self.cuda.launch(stream.device, stream.handle, kernel, to.address + start, source.address, count)
@@ -455,34 +456,36 @@ class Program:
         """Copy rows."""
         shape = Rows.make(self, len(to.model), len(source.model))
         self.after(stream, [source], [to])
-        waits = stream.kind == "legacy" and self.random.random() < 0.5
-        self.say(f"rows({to.address:#x}, {source.address:#x}, {shape}) in {stream.key}{' at once' if waits else ''}")
-        shape.post(self.cuda, to, source, None if waits else stream.handle)
-        if waits and (to.bytes is not None or source.bytes is not None):
+        is_synchronous = stream.kind == "legacy" and self.random.random() < 0.5
+        self.note(
+            f"rows({to.address:#x}, {source.address:#x}, {shape}) in {stream.key}{' at once' if is_synchronous else ''}"
+        )
+        shape.post(self.cuda, to, source, None if is_synchronous else stream.handle)
+        if is_synchronous and (to.bytes is not None or source.bytes is not None):
             join(self.host, stream.clock)
         shape.apply(to.model, source.model)
 
-    def rewrite(self, one: Memory) -> None:
-        """Change pinned memory, or memory of the program's own, when nobody uses it."""
-        self.host_may_touch(one, write=True)
-        data = self.random.randbytes(len(one.model))
-        assert one.bytes is not None
-        one.bytes[:] = data
-        one.model[:] = np.frombuffer(data, np.uint8)
+    def rewrite(self, memory: Memory) -> None:
+        """Change pinned memory, or the program's own memory, while it is unused."""
+        self.host_may_touch(memory, write=True)
+        data = self.random.randbytes(len(memory.model))
+        assert memory.bytes is not None
+        memory.bytes[:] = data
+        memory.model[:] = np.frombuffer(data, np.uint8)
 
     def copy_call(self, stream: Stream, to: Memory, start: int, source: Memory, nbytes: int) -> None:
         """Copy by one of the driver's calls."""
-        waits = stream.kind == "legacy" and self.random.random() < 0.5
+        is_synchronous = stream.kind == "legacy" and self.random.random() < 0.5
         # Peer access does not extend to memory allocated in a stream: such copies name the contexts of both ends.
         needs_peer = to.device != source.device and (to.of_stream or source.of_stream) and "pools" not in self.relies
         if self.random.random() < 0.5 or needs_peer:
             contexts = self.cuda.contexts
             ends = (to.address + start, contexts[to.device], source.address, contexts[source.device], nbytes)
-            if waits:
+            if is_synchronous:
                 self.cuda.cuMemcpyPeer(*ends)
             else:
                 self.cuda.cuMemcpyPeerAsync(*ends, stream.handle)
-        elif waits:
+        elif is_synchronous:
             self.cuda.cuMemcpyDtoD_v2(to.address + start, source.address, nbytes)
         else:
             self.cuda.cuMemcpyDtoDAsync_v2(to.address + start, source.address, nbytes, stream.handle)
@@ -492,7 +495,7 @@ class Program:
         start, nbytes = self.span(memory, 4)
         value = self.random.getrandbits(32)
         self.after(stream, [], [memory])
-        self.say(f"fill({memory.address:#x}+{start}, {nbytes}) in {stream.key}")
+        self.note(f"fill({memory.address:#x}+{start}, {nbytes}) in {stream.key}")
         self.cuda.launch(memory.device, stream.handle, "fill", memory.address + start, nbytes // 4, value)
         memory.model[start : start + nbytes].view("u4")[:] = value
 
@@ -501,7 +504,7 @@ class Program:
         start, nbytes = self.span(pinned)
         value = self.random.randrange(256)
         self.after(stream, [], [pinned])
-        self.say(f"host function({pinned.address:#x}+{start}, {nbytes}, {value}) in {stream.key}")
+        self.note(f"host function({pinned.address:#x}+{start}, {nbytes}, {value}) in {stream.key}")
         seconds = self.random.choice([0, 0, 0.002])
 
         def work(_: int | None) -> None:
@@ -514,7 +517,7 @@ class Program:
         pinned.model[start : start + nbytes] = value
 
     def free(self, memory: Memory) -> None:
-        """Free memory: at once, whatever is under way, or in a stream."""
+        """Free memory: at once, while calls are in flight, or in a stream."""
         if self.recorder:
             self.recorder.drop_users(memory)
         self.memory.remove(memory)
@@ -523,46 +526,47 @@ class Program:
                 self.order(key, None)
         self.cuda.use(memory.device)
         if memory.bytes is not None:
-            if self.functions or "free_host" not in self.relies:  # they write as programs do: a free waits for copies
+            # Host functions write when the program may: a free waits only for copies.
+            if self.functions or "free_host" not in self.relies:
                 self.host_may_touch(memory, write=True)
                 self.cuda.use(memory.device)
             elif self.relies == {"free_host"}:
                 self.late_copy(memory)
-            self.say(f"freeHost({memory.address:#x})")
+            self.note(f"freeHost({memory.address:#x})")
             memory.bytes.release()
             self.cuda.cuMemFreeHost(memory.address)
             self.new_pinned(memory.device)
             return
         if not memory.of_stream or self.random.random() < 0.3:
             if (memory.of_stream or memory.is_shared) and "free" not in self.relies:
-                self.host_may_touch(memory, write=True)  # a free waits for its own device, and copies may use both
+                self.host_may_touch(memory, write=True)  # a free waits only for its own device, but copies may use two
                 self.cuda.use(memory.device)
-            self.say(f"free({memory.address:#x})")
+            self.note(f"free({memory.address:#x})")
             self.cuda.cuMemFree_v2(memory.address)
         else:
             stream = self.random.choice([stream for stream in self.streams if stream.device == memory.device])
-            others = [one for one in self.memory if one.device == memory.device and one.bytes is None]
-            if others and self.random.random() < 0.5:  # it is still in use when it is freed
+            peers = [block for block in self.memory if block.device == memory.device and block.bytes is None]
+            if peers and self.random.random() < 0.5:  # it is still in use when it is freed
                 for _ in range(3):
                     self.cuda.launch(stream.device, stream.handle, "nap", 200)
-                self.copy(stream, self.random.choice(others), memory, None)
+                self.copy(stream, self.random.choice(peers), memory, None)
             self.after(stream, [], [memory])
-            self.say(f"freeAsync({memory.address:#x}) in {stream.key}")
+            self.note(f"freeAsync({memory.address:#x}) in {stream.key}")
             self.cuda.cuMemFreeAsync(memory.address, stream.handle)
         self.new_memory(memory.device)
 
     def late_copy(self, pinned: Memory) -> None:
         """Begin a copy to pinned memory that ends long after the call that frees it."""
-        stream = next(one for one in self.streams if one.device == pinned.device and one.kind != "legacy")
-        source = next(one for one in self.memory if one.device == pinned.device and one.bytes is None)
+        stream = next(stream for stream in self.streams if stream.device == pinned.device and stream.kind != "legacy")
+        source = next(memory for memory in self.memory if memory.device == pinned.device and memory.bytes is None)
         self.cuda.launch(stream.device, stream.handle, "nap", 20_000)
         self.copy_out(stream, source, pinned)
 
     def destroy(self, stream: Stream) -> None:
-        """Destroy a stream whose work may go on, and make another."""
+        """Destroy a stream while its work may still run, and create another one."""
         self.streams.remove(stream)
-        join(self.gone[stream.device], stream.clock)
-        self.say(f"destroy({stream.key})")
+        join(self.destroyed[stream.device], stream.clock)
+        self.note(f"destroy({stream.key})")
         self.cuda.cuStreamDestroy_v2(stream.handle)
         self.new_stream(stream.device)
 
@@ -581,11 +585,11 @@ class Program:
             case 3 | 4:
                 self.copy_out(stream, memory, host)
             case 5 | 6 | 7 | 8:
-                other = self.random.choice([one for one in self.memory if one.bytes is None])
-                peers = self.peers and ("pools" in self.relies or not other.of_stream)
-                kernel = self.random.choice([None, "copy", "add"]) if other.device == device or peers else None
-                if other is not memory:
-                    self.copy(stream, *self.random.choice([(memory, other), (other, memory)]), kernel)
+                operand = self.random.choice([block for block in self.memory if block.bytes is None])
+                peers = self.peers and ("pools" in self.relies or not operand.of_stream)
+                kernel = self.random.choice([None, "copy", "add"]) if operand.device == device or peers else None
+                if operand is not memory:
+                    self.copy(stream, *self.random.choice([(memory, operand), (operand, memory)]), kernel)
             case 9 | 10:
                 self.fill(stream, memory)
             case 11 | 12:
@@ -602,7 +606,7 @@ class Program:
             case 17 if self.events:
                 event = self.events.pop(self.random.randrange(len(self.events)))
                 self.cuda.use(event.device)
-                self.say(f"destroy({event.handle:#x})")
+                self.note(f"destroy({event.handle:#x})")
                 self.cuda.cuEventDestroy_v2(event.handle)
             case 18:
                 self.free(self.random.choice(own))
@@ -612,26 +616,26 @@ class Program:
                 written = self.random.choice(pinned)
                 self.host_function(stream, written)
                 if self.random.random() < 0.5:
-                    others = [one for one in self.streams if one.device == device and one.kind != "free"]
-                    self.copy_in(self.random.choice([stream, *others]), memory, written)
+                    siblings = [peer for peer in self.streams if peer.device == device and peer.kind != "free"]
+                    self.copy_in(self.random.choice([stream, *siblings]), memory, written)
             case 20 if pinned:
                 block = self.random.choice(pinned)
                 self.compare(block)
                 self.rewrite(block)
             case 22 | 23 if self.recorder:
-                other = self.random.choice([block for block in own if block is not memory] or [memory])
-                if other is not memory:
-                    self.rows(stream, *self.random.choice([(memory, other), (other, memory)]))
+                operand = self.random.choice([block for block in own if block is not memory] or [memory])
+                if operand is not memory:
+                    self.rows(stream, *self.random.choice([(memory, operand), (operand, memory)]))
             case 24 | 25 | 26 | 27 if self.recorder:
                 self.recorder.step(device)
 
     def run(self) -> None:
         """Execute, compare all memory, and let everything go."""
         for number in range(self.steps):
-            self.random = random.Random(f"{self.seed}/{number}")  # the same without some of the others
+            self.random = random.Random(f"{self.seed}/{number}")  # a step is the same if other steps are skipped
             if number not in self.skip:
                 self.step()
-        for device in self.gone:
+        for device in self.destroyed:
             if self.random.random() < 0.5:
                 self.synchronize_context(device)
         for memory in self.memory:
@@ -649,7 +653,7 @@ class Program:
             self.recorder.close()
         for pool in self.pools.values():
             self.cuda.cuMemPoolDestroy(pool)
-        for device in self.gone if self.functions or self.relies != LAYER else ():
+        for device in self.destroyed if self.functions or self.relies != LAYER else ():
             self.synchronize_context(device)
         for memory in self.memory:
             self.cuda.use(memory.device)
@@ -683,7 +687,7 @@ def run(cuda: Cuda, seeds: Iterator[int], devices: int, found: list[str], legacy
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the programs of a range of seeds; tell the first that is wrong."""
+    """Run the programs of a range of seeds; print the first that is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.harness.driver.programs", description=main.__doc__)
     parser.add_argument("--seeds", default="0:100", help="first and end")
     parser.add_argument("--devices", type=int, default=1)

@@ -32,8 +32,8 @@ ADDRESSES: natives.Changes = {
 }
 PLANTED: natives.Changes = {
     "worker_links.c": {
-        "pthread_mutex_lock(&lock); int few = l->came.n < EARLY_MOST;": "int few = l->came.n < EARLY_MOST;"
-        " pthread_mutex_lock(&lock);",
+        "WW_LOCK(&lock); if (l->came.n >= EARLY_MOST) return 0;": "if (l->came.n >= EARLY_MOST)"
+        " { return 0; } WW_LOCK(&lock);",
     },
 }
 """A length that a thread of the worker reads without the lock under which another thread changes it."""

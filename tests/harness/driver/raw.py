@@ -16,6 +16,8 @@ import struct
 import time
 from pathlib import Path
 
+from tests.harness.until import HANG_SECONDS
+
 from warpwell.driver import generate, table
 
 HELLO, FACTS, OPEN, OPENED, REFUSED, PINNED = range(1, 7)
@@ -24,10 +26,10 @@ ENTRY = struct.Struct("=IHHIIIIII")  # size, op, flags, slot, seq, stream, place
 DONE = 1  # flag: answer when the stream has passed the call
 NO_SLOT = 0xFFFFFFFF
 DATA = 4096  # of the ring; and of the slots in the status
-PLACES = 192  # in the status
+STAGING_RESULTS = 192  # in the status
 DEFERRED, STICKY, ASLEEP, WAKE = 128, 136, 64, 64
 LIBC = ctypes.CDLL(None, use_errno=True)
-SECONDS = 20.0
+SECONDS = HANG_SECONDS
 
 
 def numbers() -> dict[str, int]:
@@ -44,7 +46,7 @@ def constant(name: str) -> int:
 
 OPS = numbers()
 RING = constant("WW_RING_BYTES")
-PLACE = constant("WW_PLACE_BYTES")
+STAGING_BYTES = constant("WW_PLACE_BYTES")
 
 
 class Lost(Exception):
@@ -77,9 +79,9 @@ class Raw:
         return line
 
     @staticmethod
-    def hello(said: int) -> bytes:
+    def hello(message: int) -> bytes:
         """Return a greeting."""
-        return struct.pack("=IIQII96s", said, MAGIC, generate.protocol_hash(), os.getpid(), 0, b"")
+        return struct.pack("=IIQII96s", message, MAGIC, generate.protocol_hash(), os.getpid(), 0, b"")
 
     def close(self) -> None:
         """Hang up."""
@@ -123,27 +125,29 @@ class Raw:
         arguments: bytes = b"",
         slot: int | None = None,
         stream: int = 0,
-        place: int = 0,
+        staging_index: int = 0,
         nbytes: int = 0,
         flags: int = 0,
         size: int | None = None,
         use: int | None = None,
     ) -> None:
-        """Post an entry; `size` is what it says of itself, and `use` of its place."""
+        """Post an entry; `size` is what it says of itself, and `use` of its staging slot."""
         arguments += bytes(-len(arguments) % 32)
         seq = 0
         if slot is not None and slot < 256:
             self.sequence[slot] += 1
             seq = self.sequence[slot]
-        if 0 < place <= 64 and use is None:
-            self.used[place - 1] += 1
-            use = self.used[place - 1]
+        if 0 < staging_index <= 64 and use is None:
+            self.used[staging_index - 1] += 1
+            use = self.used[staging_index - 1]
         number = OPS[op] if isinstance(op, str) else op
-        said = ENTRY.size + len(arguments) if size is None else size
+        size_field = ENTRY.size + len(arguments) if size is None else size
         slots = NO_SLOT if slot is None else slot
-        self.write(ENTRY.pack(said, number, flags, slots, seq, stream, place, nbytes, use or 0) + arguments)
+        self.write(
+            ENTRY.pack(size_field, number, flags, slots, seq, stream, staging_index, nbytes, use or 0) + arguments
+        )
 
-    def ask(self, op: str | int, arguments: bytes = b"", slot: int = 0, **more: int) -> tuple[int, bytes]:
+    def call(self, op: str | int, arguments: bytes = b"", slot: int = 0, **more: int) -> tuple[int, bytes]:
         """Post an entry and return the code and the bytes of its answer."""
         self.post(op, arguments, slot, **more)
         at = DATA + 4096 * slot
@@ -163,20 +167,20 @@ class Raw:
             time.sleep(0.0002)
 
     def hung_up(self) -> bool:
-        """Say whether the worker has ended."""
+        """Return whether the worker has exited."""
         poll = select.poll()
         poll.register(self.line, select.POLLRDHUP)
         return bool(poll.poll(0))
 
-    def taken(self, place: int) -> int:
-        """Wait until the worker is done with a place; return its result."""
-        at = PLACES + 8 * (place - 1)
-        self.until(lambda: struct.unpack_from("=I", self.status, at)[0] == self.used[place - 1], f"place {place}")
+    def wait_for_staging(self, index: int) -> int:
+        """Wait until the worker is done with a staging slot; return its result."""
+        at = STAGING_RESULTS + 8 * (index - 1)
+        self.until(lambda: struct.unpack_from("=I", self.status, at)[0] == self.used[index - 1], f"place {index}")
         return int(struct.unpack_from("=i", self.status, at + 4)[0])
 
     @property
     def deferred(self) -> tuple[int, int]:
-        """Code and count of errors of calls that nobody waits for."""
+        """Code and count of errors of asynchronous calls."""
         code, count = struct.unpack_from("=II", self.status, DEFERRED)
         return code, count
 
@@ -185,30 +189,30 @@ class Raw:
         """The code with which the context is lost, or 0."""
         return int(struct.unpack_from("=I", self.status, STICKY)[0])
 
-    # -- what an honest client does -----------------------------------------------------------------------
+    # -- calls of an honest client -------------------------------------------------------------------------
 
     def alloc(self, nbytes: int) -> int:
         """Return the address of device memory."""
-        code, data = self.ask("ALLOC", struct.pack("=Q", nbytes))
+        code, data = self.call("ALLOC", struct.pack("=Q", nbytes))
         assert code == 0, code
         return int(struct.unpack("=Q", data)[0])
 
     def put(self, address: int, data: bytes) -> None:
         """Copy bytes to the device."""
         self.staging[: len(data)] = data
-        self.post("IN", struct.pack("=QQ", address, len(data)), stream=1, place=1, nbytes=len(data))
+        self.post("IN", struct.pack("=QQ", address, len(data)), stream=1, staging_index=1, nbytes=len(data))
 
     def get(self, address: int, nbytes: int) -> bytes:
         """Copy bytes from the device."""
-        self.post("OUT", struct.pack("=QQ", address, nbytes), stream=1, place=2, nbytes=nbytes)
-        assert self.taken(2) == 0
-        return self.staging[PLACE : PLACE + nbytes]
+        self.post("OUT", struct.pack("=QQ", address, nbytes), stream=1, staging_index=2, nbytes=nbytes)
+        assert self.wait_for_staging(2) == 0
+        return self.staging[STAGING_BYTES : STAGING_BYTES + nbytes]
 
     def load(self, image: bytes, module: int = 1) -> tuple[int, dict[str, int]]:
         """Load an image; return the code and the functions' ids."""
         self.staging[: len(image)] = image
-        self.post("IMAGE", struct.pack("=IIQQ", 0, 0, 0, len(image)), place=1, nbytes=len(image))
-        code, data = self.ask("LOAD", struct.pack("=6I", 0, module, 0, 0, 0, 0))
+        self.post("IMAGE", struct.pack("=QQ", 0, len(image)), staging_index=1, nbytes=len(image))
+        code, data = self.call("LOAD", struct.pack("=4I", module, 0, 0, 0))
         functions = {}
         at = 16
         for _ in range(struct.unpack_from("=I", data)[0] if code == 0 else 0):

@@ -1,7 +1,7 @@
 """Parts of random programs that streams record: a graph is made once, and does its work at each launch.
 
 A recorded call changes no model; a launch changes all at once, as one call of the stream that it is posted to. Within a
-recording calls of one stream come in their order; where those of its two streams meet in memory, each waits for the
+recording calls of one stream come in their order; if calls of its two streams meet in memory, each waits for the
 other by events. A launch comes after the last one of the same executable graph, without more.
 """
 
@@ -45,8 +45,8 @@ class Rows:
         height = rng.randint(1, max(1, min(6, min(to, source) // width)))
         ends = []
         for size in (to, source):
-            most = (size - width) // (height - 1) if height > 1 else size
-            pitch = rng.choice([width, most, rng.randint(width, most)])
+            limit = (size - width) // (height - 1) if height > 1 else size
+            pitch = rng.choice([width, limit, rng.randint(width, limit)])
             ends += [pitch, rng.randint(0, size - (height - 1) * pitch - width)]
         return Rows(width, height, *ends)
 
@@ -73,17 +73,18 @@ class Step:
     apply: Callable[[], object]
     branch: int = 0
 
-    def meets(self, others: list[Step]) -> bool:
-        """Say whether it meets one of other calls in memory."""
-        mine, written = {id(one) for one in self.reads + self.writes}, {id(one) for one in self.writes}
+    def meets(self, steps: list[Step]) -> bool:
+        """Return whether it conflicts with other steps in memory."""
+        touched, written = {id(memory) for memory in self.reads + self.writes}, {id(memory) for memory in self.writes}
         return any(
-            mine & {id(one) for one in other.writes} or written & {id(one) for one in other.reads} for other in others
+            touched & {id(memory) for memory in step.writes} or written & {id(memory) for memory in step.reads}
+            for step in steps
         )
 
 
 @dataclass(eq=False)
 class Recording:
-    """What was recorded, with the executable graph of it."""
+    """A recording, with its executable graph."""
 
     device: int
     makers: list[Callable[[], Step]]
@@ -91,13 +92,13 @@ class Recording:
     changes: bool  # whether an update may change it
     steps: list[Step] = field(default_factory=list)
     exec_: int = 0
-    own: list[Memory] = field(default_factory=list)  # memory of the program that it alone copies from and to
+    own: list[Memory] = field(default_factory=list)  # memory of the program that only this graph copies from and to
     held: list[tuple[int, int]] = field(default_factory=list)  # addresses and sizes of memory of the graph
     clock: Clock = field(default_factory=dict)  # of its last launch
 
     def uses(self, memory: Memory) -> bool:
-        """Say whether it copies from or to a memory."""
-        return any(one is memory for step in self.steps for one in step.reads + step.writes)
+        """Return whether it reads or writes a memory."""
+        return any(touched is memory for step in self.steps for touched in step.reads + step.writes)
 
 
 class Recorder:
@@ -109,17 +110,17 @@ class Recorder:
 
     def step(self, device: int) -> None:
         """Record, launch, change or drop."""
-        here = [one for one in self.all if one.device == device]
-        chosen = self.program.random.choice(here) if here else None
-        way = self.program.random.random()
-        if chosen is None or (way < 0.2 and len(here) < 3):
+        local = [recording for recording in self.all if recording.device == device]
+        chosen = self.program.random.choice(local) if local else None
+        choice = self.program.random.random()
+        if chosen is None or (choice < 0.2 and len(local) < 3):
             self.record(device)
-        elif way < 0.75:
+        elif choice < 0.75:
             for _ in range(self.program.random.choice([1, 1, 2, 3])):
                 self.launch(chosen)
-        elif way < 0.85 and chosen.changes:
+        elif choice < 0.85 and chosen.changes:
             self.change(chosen)
-        elif way < 0.93:
+        elif choice < 0.93:
             for memory in chosen.own:
                 self.program.compare(memory)
                 self.program.rewrite(memory)
@@ -132,9 +133,9 @@ class Recorder:
         """Return what makes a call of a random kind between memories that stay the same; other values each time."""
         program, cuda, device = self.program, self.cuda, recording.device
         rng = program.random
-        own = [one for one in program.memory if one.device == device]
-        on_device = [one for one in own if one.bytes is None]
-        host = [one for one in own if one.bytes is not None] + recording.own
+        own = [memory for memory in program.memory if memory.device == device]
+        on_device = [memory for memory in own if memory.bytes is None]
+        host = [memory for memory in own if memory.bytes is not None] + recording.own
         a, b = rng.choice(on_device), rng.choice(on_device)
         h = rng.choice(host)
         kind = rng.choice(["set", "in", "in", "out", "copy", "kernel", "fill", "rows", "host", "temporary", "nap"])
@@ -170,13 +171,13 @@ class Recorder:
         def kernel() -> Step:
             start, nbytes = program.span(a, 4)
             nbytes = min(nbytes, len(b.model) // 4 * 4)
-            model, other = a.model[start : start + nbytes].view("u4"), b.model[:nbytes].view("u4")
+            model, addend = a.model[start : start + nbytes].view("u4"), b.model[:nbytes].view("u4")
             return Step(
                 f"add({a.address:#x}+{start}, {b.address:#x}, {nbytes})",
                 [b],
                 [a],
                 lambda s: cuda.launch(device, s, "add", a.address + start, b.address, nbytes // 4),
-                lambda: np.add(model, other, out=model),
+                lambda: np.add(model, addend, out=model),
             )
 
         def fill() -> Step:
@@ -275,8 +276,8 @@ class Recorder:
         """Let streams record the calls, with values that are chosen now; return the graph."""
         program, cuda = self.program, self.cuda
         cuda.use(recording.device)
-        may = [one for one in program.streams if one.device == recording.device and one.kind != "legacy"]
-        free = [one for one in may if one.kind == "free"]
+        may = [stream for stream in program.streams if stream.device == recording.device and stream.kind != "legacy"]
+        free = [stream for stream in may if stream.kind == "free"]
         made = []
         if not program.alone or program.random.random() < 0.3:
             may = free
@@ -287,7 +288,7 @@ class Recorder:
         recording.steps = [maker() for maker in recording.makers]
         for step, branch in zip(recording.steps, recording.branches, strict=True):
             step.branch = branch
-        program.say(f"record in {pair} on {recording.device}: {[f'{s.branch} {s.text}' for s in recording.steps]}")
+        program.note(f"record in {pair} on {recording.device}: {[f'{s.branch} {s.text}' for s in recording.steps]}")
         graph, event = ctypes.c_uint64(), cuda.event()
         mode = program.random.choice([THREAD_MODE, RELAXED_MODE])
         with SAFE:
@@ -300,10 +301,10 @@ class Recorder:
         return graph.value
 
     def post(self, steps: list[Step], pair: list[int], event: int) -> None:
-        """Post the calls to the streams that record, and what orders them."""
+        """Post the calls to the streams that record, and the events that order them."""
 
-        def after(stream: int, other: int) -> None:
-            self.cuda.cuEventRecord(event, other)
+        def after(stream: int, waiter: int) -> None:
+            self.cuda.cuEventRecord(event, waiter)
             self.cuda.cuStreamWaitEvent(stream, event, NO_FLAGS)
 
         since: list[list[Step]] = [[], []]  # by stream: since they came together
@@ -324,13 +325,15 @@ class Recorder:
     def launch(self, recording: Recording) -> None:
         """Launch the graph in some stream."""
         program = self.program
-        stream: Stream = program.random.choice([one for one in program.streams if one.device == recording.device])
+        stream: Stream = program.random.choice(
+            [stream for stream in program.streams if stream.device == recording.device]
+        )
         for key, count in recording.clock.items():
             stream.clock[key] = max(stream.clock.get(key, 0), count)
-        reads = [one for step in recording.steps for one in step.reads]
-        writes = [one for step in recording.steps for one in step.writes]
+        reads = [memory for step in recording.steps for memory in step.reads]
+        writes = [memory for step in recording.steps for memory in step.writes]
         program.after(stream, reads, writes)
-        program.say(f"launch({recording.exec_:#x}) in {stream.key}")
+        program.note(f"launch({recording.exec_:#x}) in {stream.key}")
         self.cuda.cuGraphLaunch(recording.exec_, stream.handle)
         recording.clock = dict(stream.clock)
         for step in recording.steps:
@@ -339,14 +342,14 @@ class Recorder:
     def change(self, recording: Recording) -> None:
         """Record the same calls with other values, which later launches have."""
         graph, info = self.capture(recording), Update()
-        self.program.say(f"update({recording.exec_:#x})")
+        self.program.note(f"update({recording.exec_:#x})")
         self.cuda.cuGraphExecUpdate_v2(recording.exec_, graph, ctypes.byref(info))
         self.cuda.cuGraphDestroy(graph)
 
     def drop(self, recording: Recording) -> None:
-        """Destroy a graph, whatever is under way; its own memory is compared, and stays until then."""
+        """Destroy a graph, although launches may be in flight; its own memory is compared, and stays until then."""
         self.all.remove(recording)
-        self.program.say(f"destroy graph({recording.exec_:#x})")
+        self.program.note(f"destroy graph({recording.exec_:#x})")
         self.cuda.cuGraphExecDestroy(recording.exec_)
         for memory in recording.own:
             self.program.compare(memory)
@@ -354,7 +357,7 @@ class Recorder:
 
     def drop_users(self, memory: Memory) -> None:
         """Destroy the graphs that use a memory which goes."""
-        for recording in [one for one in self.all if one.uses(memory)]:
+        for recording in [recording for recording in self.all if recording.uses(memory)]:
             self.drop(recording)
 
     def close(self) -> None:

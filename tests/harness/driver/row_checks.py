@@ -1,4 +1,4 @@
-"""What CUDA promises of copies and memsets of rows and boxes."""
+"""Checks of CUDA's promises for copies and memsets of rows and boxes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOM = 1 << 14
 
 
 class Room:
-    """Memory of a kind, with what it holds."""
+    """Memory of one kind, with its content."""
 
     def __init__(self, cuda: Cuda, kind: str) -> None:
         self.cuda, self.kind = cuda, kind
@@ -54,7 +54,7 @@ class Room:
         return np.frombuffer(self.cuda.read(self.address, ROOM), np.uint8) if self.host is None else self.host.copy()
 
     def side(self, rng: random.Random) -> int:
-        """Say what it is, as a program may."""
+        """Return its memory type for a copy: the specific or the unified one."""
         own = DEVICE_SIDE if self.kind == "device" else HOST_SIDE
         return rng.choice([own, EITHER_SIDE])
 
@@ -65,8 +65,8 @@ def rooms(cuda: Cuda, rng: random.Random) -> tuple[Room, Room, np.ndarray, np.nd
     kinds[rng.randrange(2)] = rng.choice(["device", "pinned", "pageable"])
     made = [Room(cuda, kind) for kind in kinds]
     data = [np.frombuffer(rng.randbytes(ROOM), np.uint8).copy() for _ in made]
-    for room, given in zip(made, data, strict=True):
-        room.put(given)
+    for room, content in zip(made, data, strict=True):
+        room.put(content)
     cuda.cuCtxSynchronize()
     return made[0], made[1], data[0], data[1]
 
@@ -81,7 +81,7 @@ def any_rows(cuda: Cuda) -> None:
     stream = cuda.stream(NON_BLOCKING)
     for seed in range(80):
         rng = random.Random(seed)
-        to, source, want, given = rooms(cuda, rng)
+        to, source, want, content = rooms(cuda, rng)
         width, height = rng.choice([1, 3, 4, 16, 100]), rng.choice([1, 2, 3, 9, 20])
         ends = []
         for room in (to, source):
@@ -91,10 +91,10 @@ def any_rows(cuda: Cuda) -> None:
         sides = []
         for room, pitch, x, y in ends:
             sides.append(cuda.end(room.address, pitch, x, y, room.side(rng)))
-        waits = rng.random() < 0.5
+        is_synchronous = rng.random() < 0.5
         call = rng.choice(["cuMemcpy2D_v2", "cuMemcpy2DUnaligned_v2", "cuMemcpy2D_v2_ptds"])
         copy = ctypes.byref(Rows(sides[1], sides[0], width, height))
-        if waits:
+        if is_synchronous:
             getattr(cuda, call)(copy)
         else:
             which = rng.choice([stream, PER_THREAD, 0])
@@ -103,8 +103,8 @@ def any_rows(cuda: Cuda) -> None:
         (_, to_pitch, tx, ty), (_, pitch, sx, sy) = ends
         for row in range(height):
             a, b = (ty + row) * to_pitch + tx, (sy + row) * pitch + sx
-            want[a : a + width] = given[b : b + width]
-        assert np.array_equal(to.get(), want) and np.array_equal(source.get(), given), (seed, width, height, ends)
+            want[a : a + width] = content[b : b + width]
+        assert np.array_equal(to.get(), want) and np.array_equal(source.get(), content), (seed, width, height, ends)
         for room in (to, source):
             if room.kind == "device":
                 cuda.cuMemFree_v2(room.address)
@@ -114,7 +114,7 @@ def any_boxes(cuda: Cuda) -> None:
     """The same with planes."""
     for seed in range(40):
         rng = random.Random(seed)
-        to, source, want, given = rooms(cuda, rng)
+        to, source, want, content = rooms(cuda, rng)
         size = rng.choice([1, 4, 12, 50]), rng.choice([1, 2, 5]), rng.choice([1, 2, 4])
         ends = []
         for room in (to, source):
@@ -134,8 +134,8 @@ def any_boxes(cuda: Cuda) -> None:
         for k in range(size[2]):
             for j in range(size[1]):
                 a, b = (start(k, j) for start in starts)
-                want[a : a + size[0]] = given[b : b + size[0]]
-        assert np.array_equal(to.get(), want) and np.array_equal(source.get(), given), (seed, size, ends)
+                want[a : a + size[0]] = content[b : b + size[0]]
+        assert np.array_equal(to.get(), want) and np.array_equal(source.get(), content), (seed, size, ends)
         for room in (to, source):
             if room.kind == "device":
                 cuda.cuMemFree_v2(room.address)
@@ -180,8 +180,8 @@ def ends_of_memory(cuda: Cuda) -> None:
 
 def what_is_refused(cuda: Cuda) -> None:
     """Arrays, nothing, rows wider than their distance; rows without bytes are no error."""
-    device, other = cuda.alloc(4096), cuda.alloc(4096)
-    right = cuda.end(other, 64)
+    device, target = cuda.alloc(4096), cuda.alloc(4096)
+    right = cuda.end(target, 64)
     cases = [
         (cuda.end(device, 10), 11, 2, INVALID_VALUE),
         (cuda.end(0, 64), 8, 2, INVALID_VALUE),
@@ -195,7 +195,7 @@ def what_is_refused(cuda: Cuda) -> None:
         (cuda.end(device, 10), 11, 1, 0),
     ]
     cuda.write(device, bytes(4096))
-    cuda.write(other, b"x" * 4096)
+    cuda.write(target, b"x" * 4096)
     for number, (end, width, height, want) in enumerate(cases):
         found = cuda.code("cuMemcpy2D_v2", ctypes.byref(Rows(right, end, width, height)))
         assert found == want, (number, found)
@@ -210,7 +210,7 @@ def what_is_refused(cuda: Cuda) -> None:
 
 
 def memsets_of_rows(cuda: Cuda) -> None:
-    """Rows are set, what is between them is not, and what is wrong is refused."""
+    """Rows are set, gaps between them are not, and invalid calls are refused."""
     kinds = {1: ctypes.c_ubyte, 2: ctypes.c_ushort, 4: ctypes.c_uint}
     for seed in range(30):
         rng = random.Random(seed)
@@ -254,8 +254,8 @@ def in_the_order_of_their_stream(cuda: Cuda) -> None:
     cuda.rows(cuda.end(target, 64), cuda.end(y, 64), 64, 16, held.stream)
     before[:] = b"b" * 1024
     ctypes.memset(plain, ord("q"), 1024)
-    assert held.waits() and bytes(after) == bytes(1024)
-    held.let_go()
+    assert held.is_pending() and bytes(after) == bytes(1024)
+    held.release()
     cuda.cuStreamSynchronize(held.stream)
     row = b"b" * 32 + b"-" * 32
     assert bytes(after) == row * 8 + (b"p" * 16 + b"-" * 48) * 8, bytes(after)

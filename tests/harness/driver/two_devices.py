@@ -21,11 +21,11 @@ THREADS = 256
 
 
 @cuda.jit
-def scale_add(out, other, factor):  # type: ignore[no-untyped-def]
+def scale_add(out, addend, factor):  # type: ignore[no-untyped-def]
     """Multiply by a factor and add another array."""
     i = cuda.grid(1)
     if i < out.size:
-        out[i] = out[i] * factor + other[i]
+        out[i] = out[i] * factor + addend[i]
 
 
 @cuda.jit
@@ -66,47 +66,47 @@ class Both:
 
     def back_and_forth(self, name: str) -> None:
         """Each device in turn computes on what the other has sent; streams wait for events of the other device."""
-        mine = [self.fresh(0, 1), self.fresh(1, 2)]
-        come, streams, computed, sent = [], [], [], []
+        own = [self.fresh(0, 1), self.fresh(1, 2)]
+        received, streams, computed, sent = [], [], [], []
         for device in range(2):
             with cuda.gpus[device]:
-                come.append(cuda.device_array(self.items, np.uint32))
+                received.append(cuda.device_array(self.items, np.uint32))
                 streams.append(cuda.stream())
                 computed.append(cuda.event(timing=False))
                 sent.append(cuda.event(timing=False))
-                step[self.grid, THREADS, streams[device]](come[device])  # compiles
-                come[device].copy_to_device(np.zeros(self.items, np.uint32))
+                step[self.grid, THREADS, streams[device]](received[device])  # compiles
+                received[device].copy_to_device(np.zeros(self.items, np.uint32))
                 cuda.synchronize()
         with self.timed(name):
             for k in range(self.rounds):
-                device, other = k % 2, 1 - k % 2
+                device, peer = k % 2, 1 - k % 2
                 with cuda.gpus[device]:
                     stream = streams[device]
-                    sent[other].wait(stream)  # the other does not read `mine` any more
-                    step[self.grid, THREADS, stream](mine[device])
-                    scale_add[self.grid, THREADS, stream](mine[device], come[device], np.uint32(k + 3))
+                    sent[peer].wait(stream)  # the peer has read the memory that this step overwrites
+                    step[self.grid, THREADS, stream](own[device])
+                    scale_add[self.grid, THREADS, stream](own[device], received[device], np.uint32(k + 3))
                     computed[device].record(stream)
-                with cuda.gpus[other]:
-                    computed[device].wait(streams[other])
-                    come[other].copy_to_device(mine[device], stream=streams[other])
-                    sent[other].record(streams[other])
+                with cuda.gpus[peer]:
+                    computed[device].wait(streams[peer])
+                    received[peer].copy_to_device(own[device], stream=streams[peer])
+                    sent[peer].record(streams[peer])
             for device in range(2):
                 with cuda.gpus[device]:
                     cuda.synchronize()
-        self.keep(name, *(array.copy_to_host() for array in mine + come))
+        self.keep(name, *(array.copy_to_host() for array in own + received))
 
     def synchronous(self) -> None:
         """Copies without a stream, both ways."""
-        mine = [self.fresh(0, 3), self.fresh(1, 4)]
+        own = [self.fresh(0, 3), self.fresh(1, 4)]
         with self.timed("synchronous"):
             for k in range(20):
                 device = k % 2
                 with cuda.gpus[device]:
-                    step[self.grid, THREADS](mine[device])
+                    step[self.grid, THREADS](own[device])
                 with cuda.gpus[1 - device]:
-                    mine[1 - device].copy_to_device(mine[device])
-                    step[self.grid, THREADS](mine[1 - device])
-        self.keep("synchronous", *(array.copy_to_host() for array in mine))
+                    own[1 - device].copy_to_device(own[device])
+                    step[self.grid, THREADS](own[1 - device])
+        self.keep("synchronous", *(array.copy_to_host() for array in own))
 
     def threads(self) -> None:
         """Four threads, each with its own stream on a device, and copies to the other one."""
@@ -114,14 +114,14 @@ class Both:
 
         def work(thread: int) -> None:
             device = thread % 2
-            array, there = self.fresh(device, 10 + thread), self.fresh(1 - device, 20 + thread)
+            array, remote = self.fresh(device, 10 + thread), self.fresh(1 - device, 20 + thread)
             with cuda.gpus[device]:
                 stream = cuda.per_thread_default_stream()
                 for _ in range(10):
                     step[self.grid, THREADS, stream](array)
-                    there.copy_to_device(array, stream=stream)
+                    remote.copy_to_device(array, stream=stream)
                     step[self.grid, THREADS, stream](array)
-                    array.copy_to_device(there, stream=stream)
+                    array.copy_to_device(remote, stream=stream)
                 stream.synchronize()
                 found[thread] = array.copy_to_host()
 
@@ -135,23 +135,23 @@ class Both:
 
     def peers(self) -> None:
         """Kernels of each device read and write the other's memory, where they may."""
-        mine = [self.fresh(0, 5), self.fresh(1, 6)]
+        own = [self.fresh(0, 5), self.fresh(1, 6)]
         for device in range(2):
             with cuda.gpus[device]:
-                other = cuda.gpus[1 - device]
+                peer = cuda.gpus[1 - device]
                 if not cuda.current_context().can_access_peer(1 - device):
                     self.results.append("peers none")
                     return
-                with other:
+                with peer:
                     handle = cuda.current_context().handle
                 cuda.current_context().enable_peer_access(handle)
         with self.timed("peers"):
             for k in range(20):
                 with cuda.gpus[k % 2]:
-                    scale_add[self.grid, THREADS](mine[k % 2], mine[1 - k % 2], np.uint32(k + 7))
-                    scale_add[self.grid, THREADS](mine[1 - k % 2], mine[k % 2], np.uint32(k + 9))
+                    scale_add[self.grid, THREADS](own[k % 2], own[1 - k % 2], np.uint32(k + 7))
+                    scale_add[self.grid, THREADS](own[1 - k % 2], own[k % 2], np.uint32(k + 9))
                     cuda.synchronize()
-        self.keep("peers", *(array.copy_to_host() for array in mine))
+        self.keep("peers", *(array.copy_to_host() for array in own))
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
-/* The driver's interface as layer and worker see it: types, numbers and layouts, in our own words.
+/* Types, numbers and layouts of the CUDA driver API for layer, worker, runtime and pass-through driver, written without
+ * NVIDIA's headers.
  *
- * Handles are pointers that only their maker follows. Addresses on a device are 64-bit numbers. Enumerations are ints.
- * Other structs, numbers, codes (CUDA_ERROR_...) and prototypes are generated from driver_calls.txt: gen_structs.h,
- * gen_numbers.h, and gen_calls.h, which includes this file.
+ * Only the library that has created a handle dereferences it. Device addresses are 64-bit numbers. Enumerations are
+ * ints. Other structs, numbers, codes (CUDA_ERROR_...) and prototypes are generated from driver_calls.txt:
+ * gen_structs.h, gen_numbers.h, and gen_calls.h, which includes this file.
  */
 #ifndef WW_CU_H
 #define WW_CU_H
@@ -26,7 +27,7 @@ typedef struct CUevent_st *CUevent;
 #define CU_STREAM_LEGACY ((CUstream)1)
 #define CU_STREAM_PER_THREAD ((CUstream)2)
 
-/* Kinds of `extra` of a launch: one buffer of packed parameters and its size instead of kernelParams. */
+/* Keys in the list `extra` of a launch: a buffer of packed parameters and its size, instead of kernelParams. */
 #define CU_LAUNCH_END ((void *)0)
 #define CU_LAUNCH_BUFFER ((void *)1)
 #define CU_LAUNCH_BUFFER_SIZE ((void *)2)
@@ -45,7 +46,7 @@ struct cu_shape {
     uint32_t grid[3], block[3], shared;
 };
 
-/* Members of a struct with a shape, which can be assigned as a whole. */
+/* Members for a launch's shape: grid, block, shared, and `shape` to assign all three. */
 #define CU_SHAPE                                                                                                       \
     union {                                                                                                            \
         struct {                                                                                                       \

@@ -1,4 +1,4 @@
-/* Take a slot of a GPU's board, and wait at its gate. */
+/* The program's side of a gate: taking a slot of a GPU's board, and waiting. */
 #include "gate.h"
 
 #include <stdio.h>
@@ -12,14 +12,15 @@ static bool lock_slot(int fd, unsigned index) {
 static void take(struct ww_gate *g, enum ww_gate_kind kind, int64_t pid, int64_t priority, const char *tenant) {
     struct ww_gate_slot *s = g->slot;
     uint64_t before = atomic_load(&s->serial) & ~1ull;
-    atomic_store(&s->serial, before + 2); /* even: the arbiter must not read the rest */
-    atomic_store(&s->gate, 1);
+    atomic_store(&s->serial, before + 2);                     /* even: the arbiter ignores the slot */
+    atomic_store(&s->gate, !atomic_load(&g->head->programs)); /* closed if other programs are attached */
     atomic_store(&s->budget_ns, 0);
     atomic_store(&s->wants, 0);
     atomic_store(&s->issued, 0);
     atomic_store(&s->done, 0);
     atomic_store(&s->expected_ns, 0);
     atomic_store(&s->longest_ns, 0);
+    atomic_store(&s->undrained, 0);
     atomic_store(&s->state, 0);
     atomic_store(&s->since_ns, ww_now_ns());
     atomic_store(&s->used_ns, 0);
@@ -61,7 +62,7 @@ bool ww_gate_attach(struct ww_gate *g, int fd, enum ww_gate_kind kind, int64_t p
 bool ww_gate_fails_open(struct ww_gate *g) {
     struct ww_gate_slot *s = g->slot;
     if (atomic_load_explicit(&s->serial, memory_order_relaxed) != g->serial) {
-        g->slot = NULL; /* its lock was lost, and another program has the slot */
+        g->slot = NULL; /* the lock was lost, and another program has the slot */
         return true;
     }
     uint64_t now = ww_now_ns(), beat = atomic_load_explicit(&g->head->beat, memory_order_relaxed);

@@ -1,4 +1,4 @@
-/* State of the process: devices, connections to their servers and workers, forks. */
+/* State of the process: devices, connections to their servers and workers, and forks. */
 #include "layer.h"
 #include "system.h"
 #include <poll.h>
@@ -8,34 +8,33 @@
 #include <string.h>
 #include <sys/un.h>
 
-#define FACTS_MS 20000   /* a server answers from memory, or starts a process that asks the driver */
-#define OPENED_MS 120000 /* a worker makes its context */
-#define GONE_MS 5000     /* a worker gives its memory back */
+#define FACTS_MS 20000   /* timeout for facts: the server may start a process that queries the driver */
+#define OPENED_MS 120000 /* timeout for a worker that creates its context */
+#define GONE_MS 5000     /* timeout for a worker that frees its memory and exits */
 
 struct ww_layer layer;
 
-/* Exported: a worker knows by it that it was given a layer as its driver. */
+/* Exported: a worker, or a program under `warpwell share`, looks it up to detect that its driver is a layer. */
 __attribute__((visibility("default"))) const int ww_layer = 1;
+
+/* Exported for libcuda.py: 1 if this program's calls wait at gates, so that `ww.turn` needs no lease. */
+__attribute__((visibility("default"))) int ww_orders_calls;
 
 void ww_say(const char *format, ...) {
     char line[600];
     va_list args;
     va_start(args, format);
-    int n = snprintf(line, sizeof line, "warpwell: ");
-    n += vsnprintf(line + n, sizeof line - (size_t)n - 1, format, args);
+    vsnprintf(line, sizeof line, format, args);
     va_end(args);
-    if (n > (int)sizeof line - 2)
-        n = (int)sizeof line - 2;
-    line[n++] = '\n';
-    if (write(2, line, (size_t)n) < 0)
-        return; /* stderr is closed */
+    dprintf(2, "warpwell: %s\n", line);
 }
 
 /* -- the socket ---------------------------------------------------------------------------------------------------- */
 
 static int64_t now_ms(void) { return (int64_t)(ww_now_ns() / 1000000); }
 
-/* Receive one packet with up to `nfds` descriptors (the rest of *fds is -1). Its bytes, 0 at the end, -1 with errno. */
+/* Receive one packet with at most `nfds` descriptors; absent ones are -1. Return its size in bytes, 0 if the other side
+ * has closed the socket, or -1 with errno. */
 int ww_receive(int socket, void *packet, size_t nbytes, int *fds, int nfds, int timeout_ms) {
     int64_t until = now_ms() + timeout_ms;
     for (;;) {
@@ -62,6 +61,7 @@ static int say_hello(int socket, uint32_t said, int ordinal, const int *fds, int
     const char *share = getenv("WARPWELL_SHARE");
     if (share && strlen(share) < sizeof hello.share)
         strcpy(hello.share, share);
+    ww_orders_calls = hello.share[0] != 0;
     for (;;) {
         if (!ww_send_packet(socket, &hello, sizeof hello, fds, (size_t)nfds, 0))
             return 0;
@@ -70,7 +70,7 @@ static int say_hello(int socket, uint32_t said, int ordinal, const int *fds, int
     }
 }
 
-/* A socket whose number is not one of a program's standard streams, which it may have closed. */
+/* Create a socket with a descriptor above 2, because the program may have closed its standard streams. */
 static int new_socket(void) {
     int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (s < 0 || s > 2)
@@ -80,8 +80,8 @@ static int new_socket(void) {
     return higher;
 }
 
-/* Connect to the server of a device: a socket, or -1 with errno. The folder's name may be longer than a socket's may.
- */
+/* Connect to the server of a device. Return a socket, or -1 with errno. The address goes through /proc, because the
+ * path of the folder may be too long for `sun_path`. */
 static int connect_to(const char *folder, int ordinal) {
     int at = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (at < 0)
@@ -97,7 +97,7 @@ static int connect_to(const char *folder, int ordinal) {
     return failed ? -1 : s;
 }
 
-/* Wait for facts under the name `said`; a refusal is printed, and its code returned. */
+/* Receive a packet of type `said` with facts. If the server refuses, print its reason and return its error code. */
 static int await_facts(int socket, uint32_t said, int ordinal, struct ww_facts *facts, int *fds, int nfds,
                        int timeout_ms) {
     union {
@@ -122,9 +122,10 @@ static int await_facts(int socket, uint32_t said, int ordinal, struct ww_facts *
     return CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 
-/* -- which devices there are --------------------------------------------------------------------------------------- */
+/* -- visible devices ----------------------------------------------------------------------------------------------- */
 
-/* Ordinals that CUDA_VISIBLE_DEVICES leaves, in its order: as the driver does, up to the first that does not exist. */
+/* Read the ordinals in CUDA_VISIBLE_DEVICES up to the first invalid one, as the driver does; without the variable, all
+ * ordinals below `most`. Return their number. */
 static int visible(int *which, int most) {
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
     int n = 0;
@@ -148,8 +149,8 @@ static int visible(int *which, int most) {
     return n;
 }
 
-/* Ask the servers of some devices for facts, all before the first one answers: each may start a process for it. Returns
- * how many were asked; *error says why not all. */
+/* Ask the servers of `n` devices for facts. No answer is awaited in between, because each server may start a process.
+ * Return the number of servers that were asked; if it is less than `n`, *error is the reason. */
 static int ask_facts(const char *folder, const int *which, int n, int *sockets, int *error) {
     for (int i = 0; i < n; i++) {
         sockets[i] = connect_to(folder, which[i]);
@@ -200,18 +201,17 @@ static int start(void) {
 int ww_facts_once(void) {
     if (atomic_load_explicit(&layer.state, memory_order_acquire))
         return layer.failed;
-    pthread_mutex_lock(&layer.starting);
+    WW_LOCK(&layer.starting);
     if (!layer.state) {
         layer.failed = start();
         atomic_store_explicit(&layer.state, 1, memory_order_release);
     }
-    pthread_mutex_unlock(&layer.starting);
     return layer.failed;
 }
 
 /* -- workers ------------------------------------------------------------------------------------------------------- */
 
-/* Memory of the worker, which a forked child does not get. */
+/* Map memory of the worker. A forked child does not inherit the mapping. */
 static void *map_shared(int fd, size_t nbytes, int protection) {
     void *at = ww_map_shared(fd, nbytes, protection);
     if (at)
@@ -234,27 +234,24 @@ static void forget(struct ww_channel *c) {
     free(c);
 }
 
-/* Free the channel with its last reference. A thread that looks for errors holds no reference, and may have read the
- * pointer: a channel and its status stay until a few others have ended. */
+/* Drop a reference to a channel; the last one unmaps its ring and staging. Threads that check for errors read `status`
+ * without a reference, so the channel and its status stay until four later channels have ended. */
 void ww_release(struct ww_channel *c) {
     static struct ww_channel *ended[4];
     static unsigned at;
     if (atomic_fetch_sub(&c->references, 1) != 1)
         return;
     unmap(c);
-    pthread_mutex_lock(&layer.ending);
-    struct ww_channel *oldest = ended[at % 4];
+    WW_LOCK(&layer.ending);
+    forget(ended[at % 4]);
     ended[at++ % 4] = c;
-    pthread_mutex_unlock(&layer.ending);
-    forget(oldest);
 }
 
 struct ww_channel *ww_hold(struct ww_device *d) {
-    pthread_mutex_lock(&d->post);
+    WW_LOCK(&d->post);
     struct ww_channel *c = atomic_load(&d->channel);
     if (c)
         atomic_fetch_add(&c->references, 1);
-    pthread_mutex_unlock(&d->post);
     return c;
 }
 
@@ -265,7 +262,8 @@ static int adopt(struct ww_channel *c, const int *fds) {
     return c->ring && c->status && c->staging ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Two descriptors for the worker's output; those that the program has closed are /dev/null. */
+/* Get descriptors for the worker's stdout and stderr: the program's own, or /dev/null if the program has closed them.
+ * Return the descriptor of /dev/null. */
 static int outputs(int *fds) {
     int none = open("/dev/null", O_WRONLY | O_CLOEXEC);
     for (int i = 0; i < 2; i++)
@@ -300,36 +298,34 @@ static int open_channel(struct ww_device *d, struct ww_channel *c) {
 }
 
 int ww_open(struct ww_device *d) {
-    struct ww_channel *c = atomic_load_explicit(&d->channel, memory_order_acquire);
-    if (c)
-        return 0; /* the next call reports a channel that is lost */
-    pthread_mutex_lock(&d->opening);
-    int error = 0;
-    if (!atomic_load(&d->channel)) {
-        c = calloc(1, sizeof *c);
-        error = c ? open_channel(d, c) : CUDA_ERROR_OUT_OF_MEMORY;
-        if (!error) {
-            c->ordinal = d->ordinal;
-            c->device = d;
-            atomic_store(&c->references, 1);
-            pthread_mutex_init(&c->pinning, NULL);
-            /* The addresses of the device's memory must not be given to the program by mmap. If it has some of them
-             * already, an address alone does not show where a copy goes; copies with a direction still work. */
-            ww_reserve((void *)(uintptr_t)d->facts.arena, d->facts.arena_bytes);
-            atomic_store_explicit(&d->channel, c, memory_order_release);
-        } else if (c) {
+    if (atomic_load_explicit(&d->channel, memory_order_acquire))
+        return 0; /* also if the channel is lost, which the next call reports */
+    WW_LOCK(&d->opening);
+    if (atomic_load(&d->channel))
+        return 0;
+    struct ww_channel *c = calloc(1, sizeof *c);
+    int error = c ? open_channel(d, c) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (error) {
+        if (c)
             unmap(c);
-            forget(c);
-        }
+        forget(c);
+        return error;
     }
-    pthread_mutex_unlock(&d->opening);
-    return error;
+    c->ordinal = d->ordinal;
+    c->device = d;
+    atomic_store(&c->references, 1);
+    pthread_mutex_init(&c->pinning, NULL);
+    /* Reserve the addresses of device memory, so that mmap does not return them to the program. If the program already
+     * uses some of them, a copy takes such an address for device memory when the device has allocated it, too. */
+    ww_reserve((void *)(uintptr_t)d->facts.arena, d->facts.arena_bytes);
+    atomic_store_explicit(&d->channel, c, memory_order_release);
+    return 0;
 }
 
 void ww_await_end(struct ww_channel *c) {
     char byte;
     int64_t until = now_ms() + GONE_MS;
-    shutdown(c->socket, SHUT_WR); /* the worker sees it, frees the device's memory, and goes */
+    shutdown(c->socket, SHUT_WR); /* the worker reads the end of the stream, frees the device's memory, and exits */
     while (ww_receive(c->socket, &byte, 1, NULL, 0, GONE_MS) > 0 && now_ms() < until)
         ;
 }
@@ -341,7 +337,7 @@ bool ww_alive(struct ww_channel *c) {
     ssize_t n = recv(c->socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR)))
         return true;
-    int code = (int)atomic_load(&c->status->sticky), alive = 0; /* it may end as soon as it has said why */
+    int code = (int)atomic_load(&c->status->sticky), alive = 0; /* the worker stores `sticky` before it exits */
     if (atomic_compare_exchange_strong(&c->lost, &alive, code ? code : CUDA_ERROR_DEVICE_UNAVAILABLE) && !code)
         ww_say("device %d: its worker has ended; its memory is lost until the primary context is reset", c->ordinal);
     return false;
@@ -363,8 +359,8 @@ static void make_locks(void) {
     }
 }
 
-/* In a forked child: nothing of the parent's is used, its locks may be held by threads that are not here. A child of an
- * initialized process has no driver; another one initializes its own. */
+/* In a forked child: use nothing of the parent's, because threads that do not exist here may hold its locks. A child of
+ * an initialized process cannot use the driver; other children initialize it for themselves. */
 static void after_fork(void) {
     if (layer.state < 2) {
         make_locks();
@@ -376,7 +372,7 @@ static void after_fork(void) {
     for (int i = 0; i < WW_DEVICES; i++) {
         struct ww_channel *c = atomic_load(&layer.devices[i].channel);
         if (c)
-            close(c->socket); /* else the worker does not see the parent's end */
+            close(c->socket); /* otherwise the worker would not notice that the parent has exited */
     }
 }
 

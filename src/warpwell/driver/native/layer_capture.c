@@ -1,17 +1,18 @@
-/* Streams that record: a call to one becomes a node of a graph and is not posted, so no worker knows of captures.
+/* Stream capture: a call to a captured stream becomes a node of a graph and is not posted, so no worker knows of it.
  *
- * The protocol. (1) A capture has a graph, a mode, the thread that began it, its first stream, and for each of its
- * streams the nodes behind which that stream's next node comes. `ww_graphs` protects all of it; `ww_captures` counts
- * captures, so that without captures a call costs one load. (2) A call asks ww_captured between the choice of its
- * stream and its post: node, post, or an error. Nothing of a capture is ever in a ring. (3) An event recorded in such a
- * stream names nodes; a stream that waits for it joins the capture, with an error if that stream records
- * another one. Such an event can be asked nothing, until it is recorded in a stream that posts. (4) The legacy stream
- * posts only while no blocking stream of the device records: else the call would belong to it. (5) Calls that query a
- * recording stream or its whole context, and calls that the modes forbid, are refused. (6) Each such error invalidates
- * the captures that it meets: their calls fail until their first stream ends them. (7) The end comes in the first
- * stream, in the thread that began unless the mode is relaxed, and only when the nodes of all its streams lead to the
- * first's last ones; all streams leave in any case. (8) A destroyed first stream and a reset of the device end a
- * capture; a destroyed graph invalidates it.
+ * (1) A capture has a graph, a mode, the thread that began it, its first stream, and for each of its streams the last
+ * nodes, on which the stream's next node will depend. `ww_graphs` protects captures; `ww_captures` counts them, so that
+ * without captures a call costs one load. (2) A call that has found its stream, and has not posted yet, calls
+ * ww_captured. The result is to add a node, to post, or an error. (3) An event that is recorded in a captured stream
+ * stands for the stream's last nodes. A stream that waits for the event joins the capture, or gets an error if it
+ * belongs to another capture. The event cannot be queried until it is recorded in a stream that is not captured. (4)
+ * Calls to the legacy stream fail while a blocking stream of the device is captured, because they would be ordered with
+ * that stream. (5) Calls that query or synchronize a captured stream or its context fail, and so do calls that the
+ * modes forbid. (6) Each such error invalidates the captures that forbid the call: calls to their streams fail until
+ * their first streams end them. (7) A capture is ended in its first stream, by the thread that began it unless the mode
+ * is relaxed. That fails if the nodes of a stream do not lead to the first stream's last nodes, but ends the capture,
+ * too. (8) A capture also ends when its first stream is destroyed or the device is reset. It is invalidated when its
+ * graph is destroyed.
  */
 #include "layer.h"
 #include <stdlib.h>
@@ -22,15 +23,10 @@ struct nodes {
     size_t n;
 };
 
-struct member { /* a stream that records */
+struct member { /* a captured stream, or an event that was recorded in a captured stream */
     struct member *next;
     uint32_t stream;
     bool blocking;
-    struct nodes last;
-};
-
-struct noted { /* an event recorded in one */
-    struct noted *next;
     struct ww_object *event;
     uint64_t serial;
     struct nodes last;
@@ -39,22 +35,21 @@ struct noted { /* an event recorded in one */
 struct capture {
     struct capture *next;
     uint64_t id, life;
-    int mode, broken; /* broken: it is invalidated */
+    int mode, broken; /* broken: the capture is invalidated */
     const void *thread;
-    bool into; /* a graph of the program's */
+    bool into; /* the program passed the graph */
     struct ww_device *device;
     uint32_t first;
-    struct ww_graph *graph; /* NULL: destroyed meanwhile */
-    struct member *members;
-    struct noted *events;
-    void **told; /* handles that cuStreamGetCaptureInfo returned, and their edges' data: full dependencies */
+    struct ww_graph *graph; /* NULL: the program has destroyed it */
+    struct member *members, *events;
+    void **told; /* arrays of cuStreamGetCaptureInfo: node handles, then edge data (zero: full dependencies) */
 };
 
 _Atomic int ww_captures;
 static struct capture *captures;
 static uint64_t last_id;
 static _Thread_local int mode_of_thread = CU_CAPTURE_GLOBAL;
-static _Thread_local char thread_mark; /* its address is the thread */
+static _Thread_local char thread_mark; /* its address identifies the thread */
 
 /* -- lists --------------------------------------------------------------------------------------------------------- */
 
@@ -81,21 +76,21 @@ static int put_all(struct nodes *to, const struct nodes *from) {
     return error;
 }
 
+static void free_members(struct member *m) {
+    for (struct member *next; m; m = next) {
+        next = m->next;
+        free(m->last.all);
+        free(m);
+    }
+}
+
 static void end_capture(struct capture *c) {
     struct capture **at = &captures;
     while (*at != c)
         at = &(*at)->next;
     *at = c->next;
-    for (struct member *m = c->members, *next; m; m = next) {
-        next = m->next;
-        free(m->last.all);
-        free(m);
-    }
-    for (struct noted *e = c->events, *next; e; e = next) {
-        next = e->next;
-        free(e->last.all);
-        free(e);
-    }
+    free_members(c->members);
+    free_members(c->events);
     free(c->told);
     free(c);
     atomic_fetch_sub(&ww_captures, 1);
@@ -110,13 +105,11 @@ static void graphs_of_node_gone(const struct ww_work *w) {
         graph_gone(w->of.condition->graphs[i]);
 }
 
-static void break_all(struct capture *c) { c->broken = 1; }
-
-/* A graph goes with the graphs of its nodes. */
+/* Invalidate captures into a graph that is being destroyed, or into a graph of its nodes. */
 static void graph_gone(const struct ww_graph *g) {
     for (struct capture *c = captures; c; c = c->next)
         if (c->graph == g) {
-            break_all(c);
+            c->broken = 1;
             c->graph = NULL;
         }
     for (size_t i = 0; i < g->n; i++)
@@ -128,28 +121,26 @@ void ww_graph_end(struct ww_graph *g) {
     ww_graph_drop(g);
 }
 
-/* Captures of an earlier life of their device are over. */
+/* End a capture, and destroy its graph unless the program passed it. */
+static void cancel(struct capture *c) {
+    struct ww_graph *g = c->into ? NULL : c->graph;
+    end_capture(c);
+    if (g)
+        ww_graph_end(g);
+}
+
+/* End captures of earlier lives of their devices. */
 static void sweep(void) {
     for (struct capture *c = captures, *next; c; c = next) {
         next = c->next;
-        if (c->life == atomic_load(&c->device->life))
-            continue;
-        struct ww_graph *g = c->into ? NULL : c->graph;
-        end_capture(c);
-        if (g)
-            ww_graph_end(g);
+        if (c->life != atomic_load(&c->device->life))
+            cancel(c);
     }
 }
 
-static void enter(void) {
-    pthread_mutex_lock(&ww_graphs);
-    sweep();
-}
-
-static int leave(int error) {
-    ww_graphs_leave();
-    return error;
-}
+#define LOCK_CAPTURES()                                                                                                \
+    WW_LOCK_GRAPHS();                                                                                                  \
+    sweep()
 
 static struct capture *capture_of(const struct ww_device *d, uint32_t stream, struct member **found) {
     for (struct capture *c = captures; c; c = c->next)
@@ -161,22 +152,22 @@ static struct capture *capture_of(const struct ww_device *d, uint32_t stream, st
     return NULL;
 }
 
-static struct noted *noted_of(const struct capture *c, const struct ww_object *event) {
-    for (struct noted *e = c->events; e; e = e->next)
+static struct member *noted_of(const struct capture *c, const struct ww_object *event) {
+    for (struct member *e = c->events; e; e = e->next)
         if (e->event == event && e->serial == event->serial)
             return e;
     return NULL;
 }
 
-/* -- queries of calls ---------------------------------------------------------------------------------------------- */
+/* -- checks of calls ----------------------------------------------------------------------------------------------- */
 
-/* A call to the legacy stream while blocking streams record. */
+/* Check a call to the legacy stream: captured blocking streams make it an error, which invalidates their captures. */
 static int implicit(const struct ww_device *d) {
     int error = 0;
     for (struct capture *c = captures; c; c = c->next)
         for (struct member *m = c->members; m && c->device == d; m = m->next)
             if (m->blocking) {
-                break_all(c);
+                c->broken = 1;
                 error = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
             }
     return error;
@@ -184,48 +175,48 @@ static int implicit(const struct ww_device *d) {
 
 int ww_captured_slow(struct ww_device *d, uint32_t stream, bool *yes) {
     struct member *m;
-    enter();
+    LOCK_CAPTURES();
     if (stream == WW_LEGACY)
-        return leave(implicit(d));
+        return implicit(d);
     struct capture *c = capture_of(d, stream, &m);
     *yes = c && !c->broken;
-    return leave(c && c->broken ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : 0);
+    return c && c->broken ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : 0;
 }
 
 int ww_unsafe_slow(void) {
     int error = 0;
-    enter();
+    LOCK_CAPTURES();
     for (struct capture *c = captures; c; c = c->next) {
         bool mine = c->thread == &thread_mark && c->mode != CU_CAPTURE_RELAXED && mode_of_thread != CU_CAPTURE_RELAXED;
         bool anyones = c->mode == CU_CAPTURE_GLOBAL && mode_of_thread == CU_CAPTURE_GLOBAL;
         if (mine || anyones) {
-            break_all(c);
+            c->broken = 1;
             error = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         }
     }
-    return leave(error);
+    return error;
 }
 
 int ww_no_synchronize_slow(struct ww_device *d, uint32_t stream) {
     int error = 0;
     struct member *m;
-    enter();
+    LOCK_CAPTURES();
     if (stream == WW_LEGACY)
-        return leave(implicit(d));
+        return implicit(d);
     for (struct capture *c = captures; c && !stream; c = c->next)
         if (c->device == d) {
-            break_all(c);
+            c->broken = 1;
             error = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         }
     struct capture *c = stream ? capture_of(d, stream, &m) : NULL;
     if (c) {
         error = c->broken ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-        break_all(c);
+        c->broken = 1;
     }
-    return leave(error);
+    return error;
 }
 
-/* Add a node behind the stream's last ones; it is the last one then. */
+/* Add a node that depends on the last nodes of a captured stream. The new node is then the only last one. */
 static int add(struct capture *c, struct member *m, struct ww_work *work) {
     struct ww_node *node;
     int error = ww_node_add(c->graph, m->last.all, NULL, m->last.n, work, &node);
@@ -235,7 +226,7 @@ static int add(struct capture *c, struct member *m, struct ww_work *work) {
     return put(&m->last, node);
 }
 
-/* With the lock: the stream's capture, if it still records. */
+/* With ww_graphs held: find the capture of a stream; return an error if it is invalidated. */
 static int recording(struct ww_device *d, uint32_t stream, struct capture **c, struct member **m) {
     *c = capture_of(d, stream, m);
     return !*c ? CUDA_ERROR_ILLEGAL_STATE : (*c)->broken || !(*c)->graph ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : 0;
@@ -244,14 +235,11 @@ static int recording(struct ww_device *d, uint32_t stream, struct capture **c, s
 int ww_capture_add(struct ww_device *d, uint32_t stream, struct ww_work *work) {
     struct capture *c;
     struct member *m;
-    enter();
+    LOCK_CAPTURES();
     int error = recording(d, stream, &c, &m);
     if (error)
         ww_work_drop(work);
-    else
-        error = add(c, m, work);
-    leave(error);
-    return error;
+    return error ? error : add(c, m, work);
 }
 
 int ww_capture_alloc(struct ww_device *d, uint32_t stream, size_t nbytes, CUdeviceptr *address) {
@@ -268,22 +256,22 @@ int ww_capture_alloc(struct ww_device *d, uint32_t stream, size_t nbytes, CUdevi
 
 /* -- events -------------------------------------------------------------------------------------------------------- */
 
-/* Forget the event's earlier record: it has another one. */
+/* Forget an event's record in a capture, because the event is recorded again. */
 static void forget(const struct ww_object *event) {
     for (struct capture *c = captures; c; c = c->next) {
-        struct noted *e = noted_of(c, event);
+        struct member *e = noted_of(c, event);
         if (e)
             e->serial = 0;
     }
 }
 
 static int note(struct capture *c, const struct member *m, struct ww_object *event) {
-    struct noted *e = noted_of(c, event);
+    struct member *e = noted_of(c, event);
     forget(event);
     if (!e) {
         if (!(e = calloc(1, sizeof *e)))
             return CUDA_ERROR_OUT_OF_MEMORY;
-        *e = (struct noted){.next = c->events, .event = event};
+        *e = (struct member){.next = c->events, .event = event};
         c->events = e;
     }
     e->serial = event->serial;
@@ -295,17 +283,16 @@ static int note(struct capture *c, const struct member *m, struct ww_object *eve
 int ww_capture_record(struct ww_device *d, uint32_t stream, struct ww_object *event) {
     struct capture *c;
     struct member *m;
-    enter();
+    LOCK_CAPTURES();
     int error = recording(d, stream, &c, &m);
     if (!error && event->device != d)
         error = CUDA_ERROR_INVALID_HANDLE;
-    return leave(error ? error : note(c, m, event));
+    return error ? error : note(c, m, event);
 }
 
 void ww_capture_forget_event(struct ww_object *event) {
-    enter();
+    LOCK_CAPTURES();
     forget(event);
-    leave(0);
 }
 
 static int join(struct capture *c, uint32_t stream, bool blocking, const struct nodes *last) {
@@ -319,59 +306,56 @@ static int join(struct capture *c, uint32_t stream, bool blocking, const struct 
     return error;
 }
 
-/* A wait where the stream records, or the event was recorded in a stream that did. done: it is carried out. */
+/* Let a stream wait for an event. *done: the stream is captured, or the event was last recorded in a capture, so that
+ * the wait must not be posted. */
 int ww_capture_wait(struct ww_device *d, uint32_t stream, bool captured, struct ww_object *event, bool *done) {
     struct capture *c = NULL, *of = NULL;
     struct member *m = NULL;
-    struct noted *e = NULL;
-    enter();
+    struct member *e = NULL;
+    LOCK_CAPTURES();
     for (struct capture *k = captures; k && !e; k = k->next)
         if ((e = noted_of(k, event)))
             of = k;
     *done = captured || event->recorded == WW_IN_CAPTURE;
     int error = captured ? recording(d, stream, &c, &m) : 0;
     if (error || !*done)
-        return leave(error);
-    if (!of) { /* an event of no capture that is under way */
+        return error;
+    if (!of) { /* the event does not belong to a capture in progress */
         if (c)
-            break_all(c);
-        return leave(c ? CUDA_ERROR_STREAM_CAPTURE_ISOLATION : CUDA_ERROR_CAPTURED_EVENT);
+            c->broken = 1;
+        return c ? CUDA_ERROR_STREAM_CAPTURE_ISOLATION : CUDA_ERROR_CAPTURED_EVENT;
     }
     if (of->broken || (c && c != of)) {
         error = of->broken ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_ERROR_STREAM_CAPTURE_MERGE;
-        break_all(of);
+        of->broken = 1;
         if (c)
-            break_all(c);
-        return leave(error);
+            c->broken = 1;
+        return error;
     }
     if (d != of->device || stream == WW_LEGACY) {
-        break_all(of);
-        return leave(stream == WW_LEGACY ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        of->broken = 1;
+        return stream == WW_LEGACY ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
-    return leave(m ? put_all(&m->last, &e->last) : join(of, stream, ww_host_blocking(d, stream), &e->last));
+    return m ? put_all(&m->last, &e->last) : join(of, stream, ww_host_blocking(d, stream), &e->last);
 }
 
-/* Its recorded work must still be joined by the end. Without its first stream a capture cannot end. */
+/* A stream is destroyed. If it is the first stream of a capture, cancel the capture, which could not end any more. The
+ * nodes of another captured stream must still lead to the last nodes of the first stream. */
 void ww_capture_stream_gone(struct ww_device *d, uint32_t stream) {
     struct member *m;
     if (!atomic_load(&ww_captures))
         return;
-    enter();
+    LOCK_CAPTURES();
     struct capture *c = capture_of(d, stream, &m);
-    if (c && c->first == stream) {
-        struct ww_graph *g = c->into ? NULL : c->graph;
-        end_capture(c);
-        if (g)
-            ww_graph_end(g);
-    } else if (c) {
-        m->stream = 0; /* its id may be used again */
-    }
-    leave(0);
+    if (c && c->first == stream)
+        cancel(c);
+    else if (c)
+        m->stream = 0; /* a new stream may get its id */
 }
 
 /* -- calls --------------------------------------------------------------------------------------------------------- */
 
-/* Nodes of a graph by their handles. */
+/* Find nodes of a graph by their handles. */
 static int read_nodes(const struct ww_graph *g, void *const *handles, size_t n, struct nodes *to) {
     int error = n && !handles ? CUDA_ERROR_INVALID_VALUE : 0;
     for (size_t i = 0; i < n && !error; i++) {
@@ -389,7 +373,7 @@ int ww_capture_begin(struct ww_device *d, uint32_t stream, int mode, void *graph
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     struct capture *c = calloc(1, sizeof *c);
     struct nodes last = {NULL, 0};
-    enter();
+    LOCK_CAPTURES();
     struct ww_graph *g = graph ? ww_graph(graph) : NULL;
     int error = !c                          ? CUDA_ERROR_OUT_OF_MEMORY
                 : capture_of(d, stream, &m) ? CUDA_ERROR_ILLEGAL_STATE
@@ -418,10 +402,10 @@ int ww_capture_begin(struct ww_device *d, uint32_t stream, int mode, void *graph
         free(c);
     }
     free(last.all);
-    return leave(error);
+    return error;
 }
 
-/* Whether all that was recorded comes before the first stream's last nodes. */
+/* Return true if the last nodes of all streams are among the first stream's last nodes, or lead to them. */
 static bool joined(const struct capture *c, const struct member *first) {
     struct nodes reached = {NULL, 0};
     bool all = !put_all(&reached, &first->last);
@@ -439,25 +423,25 @@ int ww_body_cuStreamEndCapture(struct ww_device *d, uint32_t stream, void **grap
     struct member *m;
     if (graph)
         *graph = NULL;
-    enter();
+    LOCK_CAPTURES();
     struct capture *c = capture_of(d, stream, &m);
-    if (!graph && !(c && c->into)) /* a program that gave the graph needs no handle of it */
-        return leave(CUDA_ERROR_INVALID_VALUE);
+    if (!graph && !(c && c->into)) /* needed unless the program passed the graph */
+        return CUDA_ERROR_INVALID_VALUE;
     if (!c || c->first != stream)
-        return leave(c ? CUDA_ERROR_STREAM_CAPTURE_UNMATCHED : CUDA_ERROR_ILLEGAL_STATE);
+        return c ? CUDA_ERROR_STREAM_CAPTURE_UNMATCHED : CUDA_ERROR_ILLEGAL_STATE;
     if (c->thread != &thread_mark && c->mode != CU_CAPTURE_RELAXED)
-        return leave(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+        return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
     int error = c->broken      ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
                 : joined(c, m) ? 0
                                : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
-    struct ww_graph *g = c->graph;
-    bool into = c->into;
+    if (error) {
+        cancel(c);
+        return error;
+    }
+    if (graph)
+        *graph = c->graph->object;
     end_capture(c);
-    if (!error && graph)
-        *graph = g->object;
-    else if (error && g && !into)
-        ww_graph_end(g);
-    return leave(error);
+    return 0;
 }
 
 static int status_of(const struct capture *c) {
@@ -469,28 +453,28 @@ int ww_body_cuStreamIsCapturing(struct ww_device *d, uint32_t stream, int *statu
     *status = CU_CAPTURE_NONE;
     if (!atomic_load(&ww_captures))
         return 0;
-    enter();
+    LOCK_CAPTURES();
     if (stream == WW_LEGACY)
-        return leave(implicit(d));
+        return implicit(d);
     *status = status_of(capture_of(d, stream, &m));
-    return leave(0);
+    return 0;
 }
 
 int ww_body_cuStreamGetCaptureInfo_v3(struct ww_device *d, uint32_t stream, int *status, uint64_t *id, void **graph,
                                       void **deps, void **edges, size_t *n) {
     struct member *m;
-    enter();
+    LOCK_CAPTURES();
     int error = stream == WW_LEGACY ? implicit(d) : 0;
     if (error)
-        return leave(error);
+        return error;
     struct capture *c = capture_of(d, stream, &m);
     *status = status_of(c);
     if (!c || c->broken)
-        return leave(0);
+        return 0;
     free(c->told);
     void **told = c->told = calloc(m->last.n + 1, sizeof *told + sizeof(struct cu_edge));
     if (!told)
-        return leave(CUDA_ERROR_OUT_OF_MEMORY);
+        return CUDA_ERROR_OUT_OF_MEMORY;
     for (size_t i = 0; i < m->last.n; i++)
         told[i] = m->last.all[i]->object;
     if (id)
@@ -503,7 +487,7 @@ int ww_body_cuStreamGetCaptureInfo_v3(struct ww_device *d, uint32_t stream, int 
         *edges = told + m->last.n;
     if (n)
         *n = m->last.n;
-    return leave(0);
+    return 0;
 }
 
 int ww_body_cuStreamUpdateCaptureDependencies_v2(struct ww_device *d, uint32_t stream, void *deps, size_t n,
@@ -511,7 +495,7 @@ int ww_body_cuStreamUpdateCaptureDependencies_v2(struct ww_device *d, uint32_t s
     struct capture *c;
     struct member *m;
     struct nodes more = {NULL, 0};
-    enter();
+    LOCK_CAPTURES();
     int error = recording(d, stream, &c, &m);
     if (!error && !(error = read_nodes(c->graph, deps, n, &more))) {
         if (set)
@@ -519,7 +503,7 @@ int ww_body_cuStreamUpdateCaptureDependencies_v2(struct ww_device *d, uint32_t s
         error = put_all(&m->last, &more);
     }
     free(more.all);
-    return leave(error);
+    return error;
 }
 
 int ww_body_cuThreadExchangeStreamCaptureMode(int *mode) {
@@ -531,27 +515,24 @@ int ww_body_cuThreadExchangeStreamCaptureMode(int *mode) {
     return 0;
 }
 
-/* -- graphs and nodes that go -------------------------------------------------------------------------------------- */
+/* -- destroyed nodes ----------------------------------------------------------------------------------------------- */
 
-static void take(struct nodes *l, const struct ww_node *n) {
-    size_t kept = 0;
-    for (size_t i = 0; i < l->n; i++)
-        if (l->all[i] != n)
-            l->all[kept++] = l->all[i];
-    l->n = kept;
-}
-
-static void node_gone(const struct ww_node *n) {
-    for (struct capture *c = captures; c; c = c->next) {
-        for (struct member *m = c->members; m && c->graph == n->graph; m = m->next)
-            take(&m->last, n);
-        for (struct noted *e = c->events; e && c->graph == n->graph; e = e->next)
-            take(&e->last, n);
+static void take(struct member *m, const struct ww_node *n) {
+    for (; m; m = m->next) {
+        size_t kept = 0;
+        for (size_t i = 0; i < m->last.n; i++)
+            if (m->last.all[i] != n)
+                m->last.all[kept++] = m->last.all[i];
+        m->last.n = kept;
     }
-    graphs_of_node_gone(&n->work);
 }
 
 void ww_node_end(struct ww_node *n) {
-    node_gone(n);
+    for (struct capture *c = captures; c; c = c->next)
+        if (c->graph == n->graph) {
+            take(c->members, n);
+            take(c->events, n);
+        }
+    graphs_of_node_gone(&n->work);
     ww_node_remove(n);
 }

@@ -1,39 +1,39 @@
-/* Modules, libraries, functions. A load is synchronous, and its answer has all that is asked about functions later.
+/* Modules, libraries, functions. A load is synchronous, and its answer describes all functions of the image.
  *
- * A library belongs to no context: its image is kept, and loaded on a device at the first use there. A module's
- * functions belong to one load. Functions that a reset ends are not freed: a thread may still read
- * them.
+ * A library belongs to no context: the layer keeps its image, and loads it on a device at the first use there. Each
+ * load has functions of its own. Functions of an earlier life of their device are not freed, because a thread may still
+ * read them.
  */
 #include "layer.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define OF_LIBRARY 1u /* flag of a module's handle: the library unloads it */
+#define OF_LIBRARY 1u /* flag of a module's handle: it belongs to a library, and only the library's unload ends it */
 
-struct ww_loaded_image { /* an image on a device */
+struct ww_loaded_image { /* an image, loaded on a device */
     struct ww_device *device;
     uint64_t life;
     uint32_t id, nfns, nglobals;
     struct ww_fn **fns;
-    uint64_t *globals;        /* addresses in the device's ranges */
-    struct ww_object *module; /* its handle, once asked for */
+    uint64_t *globals;        /* addresses of the globals that have spans in the device's table */
+    struct ww_object *module; /* its handle, or NULL until the program requests one */
 };
 
-struct options { /* of a load, and the targets of its logs */
+struct options { /* JIT options of a load, and the program's buffers for its logs */
     uint32_t n;
     struct ww_option at[WW_OPTIONS];
     struct {
         char *to;
         uint32_t most;
-        void **size; /* written with the log's length */
+        void **size; /* gets the log's length */
     } logs[2];       /* information, errors */
 };
 
 struct kernel {
     char *name;
     struct ww_object *library;
-    struct ww_fn *_Atomic fns[WW_DEVICES]; /* valid in the life that their objects name */
+    struct ww_fn *_Atomic fns[WW_DEVICES]; /* by device; valid while `object->life` is the device's life */
 };
 
 struct library {
@@ -63,7 +63,7 @@ static int read_options(struct options *o, unsigned n, const int *names, void **
             o->logs[log].most = (uint32_t)(uintptr_t)values[i];
             o->logs[log].size = &values[i];
             break;
-        case CU_JIT_WALL_TIME: { /* the result takes the value's place */
+        case CU_JIT_WALL_TIME: { /* the result overwrites the option's value */
             float none = 0;
             memcpy(&values[i], &none, sizeof none);
             break;
@@ -99,35 +99,31 @@ static int send_image(struct ww_device *d, const void *image, size_t nbytes) {
     int error = 0;
     for (size_t at = 0; at < nbytes && !error; at += WW_PLACE_BYTES) {
         uint32_t n = nbytes - at < WW_PLACE_BYTES ? (uint32_t)(nbytes - at) : WW_PLACE_BYTES;
-        struct ww_args_image args = {0, 0, at, nbytes};
+        struct ww_args_image args = {at, nbytes};
         error = ww_place_fill(d, WW_OP_IMAGE, 0, 0, (const char *)image + at, n, &args, sizeof args);
     }
     return error;
 }
 
 static void free_fn(struct ww_fn *f) {
-    if (f && f->object)
+    if (f->object)
         ww_object_drop(f->object, WW_FUNCTION, NULL);
-    if (f) {
-        free(f->name);
-        free(f->params);
-    }
+    free(f->name);
+    free(f->params);
     free(f);
 }
 
 static void free_code(struct ww_loaded_image *c) {
-    for (uint32_t i = 0; c && i < c->nfns; i++)
+    for (uint32_t i = 0; i < c->nfns; i++)
         free_fn(c->fns[i]);
-    if (c && c->module)
+    if (c->module)
         ww_object_drop(c->module, WW_MODULE, NULL);
-    if (c) {
-        free(c->fns);
-        free(c->globals);
-    }
+    free(c->fns);
+    free(c->globals);
     free(c);
 }
 
-/* Read one function of a load's answer; *at moves behind it. NULL: malformed, or no memory. */
+/* Read one function from the answer of a load, and advance *at to its end. NULL: it is malformed, or out of memory. */
 static struct ww_fn *read_fn(const unsigned char **at, const unsigned char *end, struct ww_device *d) {
     struct ww_function w;
     size_t left = (size_t)(end - *at), names, all;
@@ -182,12 +178,12 @@ static int read_loaded(struct ww_loaded_image *c, const unsigned char *all, size
 }
 
 /* Load an image on a device; layer.loading is locked. */
-static int load(struct ww_device *d, const void *image, size_t nbytes, bool library, struct options *o,
+static int load(struct ww_device *d, const void *image, size_t nbytes, struct options *o,
                 struct ww_loaded_image **made) {
     struct {
         struct ww_args_load args;
         struct ww_option options[WW_OPTIONS];
-    } m = {.args = {0, 0, library, o->n, o->logs[0].most, o->logs[1].most}};
+    } m = {.args = {0, o->n, o->logs[0].most, o->logs[1].most}};
     struct ww_loaded_image *c = calloc(1, sizeof *c);
     unsigned char *all = NULL;
     size_t nall = 0;
@@ -214,7 +210,7 @@ static int load(struct ww_device *d, const void *image, size_t nbytes, bool libr
     return 0;
 }
 
-/* Unload what is loaded; of an earlier life nothing is left to unload. */
+/* Unload an image and free its data. The worker of an earlier life has exited, so it needs no call. */
 static int unload(struct ww_loaded_image *c) {
     struct ww_device *d = c->device;
     struct ww_span r;
@@ -236,8 +232,9 @@ static struct ww_fn *fn_named(const struct ww_loaded_image *c, const char *name)
     return NULL;
 }
 
-/* A global's address; copies find it by its range from then on. layer.loading is locked. */
-static int global(struct ww_loaded_image *c, const char *name, CUdeviceptr *address, size_t *nbytes) {
+/* Find a global's address, and add a span to the device's table, so that copies find the global. layer.loading is
+ * locked. */
+int ww_global(struct ww_loaded_image *c, const char *name, CUdeviceptr *address, size_t *nbytes) {
     size_t n = strlen(name) + 1;
     struct {
         struct ww_args_global args;
@@ -270,8 +267,8 @@ static int module_handle(struct ww_loaded_image *c, CUmodule *module) {
 
 /* -- modules ------------------------------------------------------------------------------------------------------- */
 
-/* most: bytes that are known to be there. */
-static int load_module(CUmodule *module, const void *image, size_t most, unsigned n, int *names, void **values) {
+/* most: bytes of the image, or WW_IMAGE_MOST if only its address is known. */
+int ww_load_module(CUmodule *module, const void *image, size_t most, unsigned n, int *names, void **values) {
     struct ww_device *d;
     struct options o;
     struct ww_loaded_image *c;
@@ -282,18 +279,11 @@ static int load_module(CUmodule *module, const void *image, size_t most, unsigne
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     if ((error = read_options(&o, n, names, values)) || (error = ww_image_length(image, most, &start, &nbytes)))
         return error;
-    pthread_mutex_lock(&layer.loading);
-    if (!(error = load(d, start, nbytes, false, &o, &c)))
-        error = module_handle(c, module);
-    pthread_mutex_unlock(&layer.loading);
-    return error;
+    WW_LOCK(&layer.loading);
+    return (error = load(d, start, nbytes, &o, &c)) ? error : module_handle(c, module);
 }
 
-CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned n, int *names, void **values) {
-    return load_module(module, image, WW_IMAGE_MOST, n, names, values);
-}
-
-/* A file's bytes with a 0 behind them, malloc'd; *nbytes with that 0. */
+/* Read a file into malloc'd memory and append a zero byte, which *nbytes includes. */
 static int read_file(const char *path, char **all, size_t *nbytes) {
     size_t n = 0, room = 1 << 16, got;
     FILE *f = path ? fopen(path, "rbe") : NULL;
@@ -326,17 +316,13 @@ int ww_body_cuModuleLoad(CUmodule *module, const char *path) {
     int error = read_file(path, &image, &nbytes);
     if (error)
         return error;
-    error = load_module(module, image, nbytes, 0, NULL, NULL);
+    error = ww_load_module(module, image, nbytes, 0, NULL, NULL);
     free(image);
     return error;
 }
 
-int ww_body_cuModuleUnload(CUmodule h) {
-    pthread_mutex_lock(&layer.loading);
-    struct ww_object *o = ww_object(h, WW_MODULE);
-    int error = !o ? CUDA_ERROR_INVALID_HANDLE : o->flags == OF_LIBRARY ? CUDA_ERROR_NOT_PERMITTED : unload(o->more);
-    pthread_mutex_unlock(&layer.loading);
-    return error;
+int ww_body_cuModuleUnload(struct ww_object *o) {
+    return o->flags == OF_LIBRARY ? CUDA_ERROR_NOT_PERMITTED : unload(o->more);
 }
 
 int ww_body_cuModuleGetFunction(struct ww_object *o, CUfunction *function, const char *name) {
@@ -348,29 +334,21 @@ int ww_body_cuModuleGetFunction(struct ww_object *o, CUfunction *function, const
     return 0;
 }
 
-int ww_body_cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *nbytes, CUmodule h, const char *name) {
-    pthread_mutex_lock(&layer.loading);
-    struct ww_object *o = ww_object(h, WW_MODULE);
-    int error = o ? global(o->more, name, address, nbytes) : CUDA_ERROR_INVALID_HANDLE;
-    pthread_mutex_unlock(&layer.loading);
-    return error;
-}
-
 /* -- libraries ----------------------------------------------------------------------------------------------------- */
 
-/* The library's code on a device, loaded at first use; layer.loading is locked. */
+/* Find a library's image on a device; load it at its first use there. layer.loading is locked. */
 static int code_on(struct library *l, struct ww_device *d, struct options *logs, struct ww_loaded_image **c) {
     struct ww_loaded_image **at = &l->codes[d - layer.devices];
     int error = ww_open(d);
     if (!error && (!*at || (*at)->life != atomic_load(&d->life))) {
         *at = NULL;
-        error = load(d, l->image, l->nbytes, true, logs ? logs : &l->options, at);
+        error = load(d, l->image, l->nbytes, logs ? logs : &l->options, at);
     }
     *c = *at;
     return error;
 }
 
-/* Any device will do to learn names: the current one, else one that is in use. */
+/* Return a device for a query that does not depend on the device: the current one, or one with a worker. */
 static struct ww_device *some_device(void) {
     struct ww_device *d = ww_current();
     for (int i = 0; i < layer.ndevices && !d; i++)
@@ -408,9 +386,8 @@ static int new_library(CUlibrary *library, const void *image, size_t nbytes, str
         l->options.n = o->n;
         memcpy(l->options.at, o->at, sizeof o->at);
         h->more = l;
-        pthread_mutex_lock(&layer.loading);
+        WW_LOCK(&layer.loading);
         error = d ? code_on(l, d, o, &c) : 0; /* else at first use, as the driver does */
-        pthread_mutex_unlock(&layer.loading);
     }
     if (error) {
         if (h)
@@ -423,7 +400,8 @@ static int new_library(CUlibrary *library, const void *image, size_t nbytes, str
     return 0;
 }
 
-static int load_library(CUlibrary *library, const void *image, size_t most, int *names, void **values, unsigned n) {
+/* The image is copied, so the library options by which a program promises to keep it have no effect. */
+int ww_load_library(CUlibrary *library, const void *image, size_t most, int *names, void **values, unsigned n) {
     struct options o;
     const void *start;
     size_t nbytes;
@@ -435,40 +413,26 @@ static int load_library(CUlibrary *library, const void *image, size_t most, int 
     return new_library(library, start, nbytes, &o);
 }
 
-/* The image is copied, so the library's own options, by which a caller promises to keep it, have no effect. */
-CUresult cuLibraryLoadData(CUlibrary *library, const void *image, int *names, void **values, unsigned n,
-                           int *library_names, void **library_values, unsigned nlibrary) {
-    (void)library_values;
-    return nlibrary && !library_names ? CUDA_ERROR_INVALID_VALUE
-                                      : load_library(library, image, WW_IMAGE_MOST, names, values, n);
-}
-
-CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, int *names, void **values, unsigned n,
-                               int *library_names, void **library_values, unsigned nlibrary) {
+int ww_body_cuLibraryLoadFromFile(CUlibrary *library, const char *path, int *names, void **values, unsigned n) {
     char *image;
     size_t nbytes;
-    int error = ww_ready();
-    (void)library_values;
-    if (error || (nlibrary && !library_names) || (error = read_file(path, &image, &nbytes)))
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    error = load_library(library, image, nbytes, names, values, n);
+    int error = read_file(path, &image, &nbytes);
+    if (error)
+        return error;
+    error = ww_load_library(library, image, nbytes, names, values, n);
     free(image);
     return error;
 }
 
-CUresult cuLibraryUnload(CUlibrary h) {
+int ww_body_cuLibraryUnload(CUlibrary h) {
     struct ww_object was;
-    int error = ww_ready();
-    if (error)
-        return error;
-    pthread_mutex_lock(&layer.loading);
-    if (!(error = ww_object_drop(h, WW_LIBRARY, &was)))
+    int error = ww_object_drop(h, WW_LIBRARY, &was);
+    if (!error)
         free_library(was.more);
-    pthread_mutex_unlock(&layer.loading);
     return error;
 }
 
-/* The one handle of a kernel's name; layer.loading is locked. */
+/* Find the handle of a library's kernel by its name, or create it. layer.loading is locked. */
 static int kernel_named(struct ww_object *library, const char *name, CUkernel *kernel) {
     struct library *l = library->more;
     for (uint32_t i = 0; i < l->nkernels; i++) {
@@ -491,18 +455,11 @@ static int kernel_named(struct ww_object *library, const char *name, CUkernel *k
     return 0;
 }
 
-/* Lock loads and look a library up, with its code on some device; on an error nothing is locked. */
-int ww_library_lock(CUlibrary h, struct ww_object **o, struct ww_loaded_image **c) {
+/* Find a library, and its image on the device that some_device returns. layer.loading is locked. */
+int ww_library(CUlibrary h, struct ww_object **o, struct ww_loaded_image **c) {
     struct ww_device *d = some_device();
-    int error = ww_ready();
-    if (error)
-        return error;
-    pthread_mutex_lock(&layer.loading);
     *o = ww_object(h, WW_LIBRARY);
-    error = !*o ? CUDA_ERROR_INVALID_HANDLE : !d ? CUDA_ERROR_INVALID_CONTEXT : code_on((*o)->more, d, NULL, c);
-    if (error)
-        pthread_mutex_unlock(&layer.loading);
-    return error;
+    return !*o ? CUDA_ERROR_INVALID_HANDLE : !d ? CUDA_ERROR_INVALID_CONTEXT : code_on((*o)->more, d, NULL, c);
 }
 
 int ww_body_cuLibraryGetKernel(struct ww_loaded_image *c, struct ww_object *o, CUkernel *kernel, const char *name) {
@@ -529,31 +486,22 @@ int ww_body_cuLibraryGetModule(struct ww_loaded_image *c, CUmodule *module) {
     return error;
 }
 
-int ww_body_cuLibraryGetGlobal(struct ww_loaded_image *c, CUdeviceptr *address, size_t *nbytes, const char *name) {
-    return global(c, name, address, nbytes);
-}
-
-/* The worker's driver places managed memory of an image, and the program cannot access it. */
-
 /* -- functions ----------------------------------------------------------------------------------------------------- */
 
-/* A kernel's function on a device, loaded at first use. */
+/* Find the function of a library's kernel on a device; load the library at its first use there. */
 static int fn_on(struct ww_object *o, struct ww_device *d, struct ww_fn **f) {
     struct kernel *k = o->more;
     struct ww_loaded_image *c;
     *f = atomic_load_explicit(&k->fns[d - layer.devices], memory_order_acquire);
     if (__builtin_expect(*f && (*f)->object->life == atomic_load_explicit(&d->life, memory_order_relaxed), 1))
         return 0;
-    pthread_mutex_lock(&layer.loading);
+    WW_LOCK(&layer.loading);
     int error = ww_object(o, WW_KERNEL) ? code_on(k->library->more, d, NULL, &c) : CUDA_ERROR_INVALID_HANDLE;
-    if (!error && !(*f = fn_named(c, k->name)))
-        error = CUDA_ERROR_NOT_FOUND;
-    if (!error) {
-        (*f)->kernel = o;
-        atomic_store_explicit(&k->fns[d - layer.devices], *f, memory_order_release);
-    }
-    pthread_mutex_unlock(&layer.loading);
-    return error;
+    if (error || !(*f = fn_named(c, k->name)))
+        return error ? error : CUDA_ERROR_NOT_FOUND;
+    (*f)->kernel = o;
+    atomic_store_explicit(&k->fns[d - layer.devices], *f, memory_order_release);
+    return 0;
 }
 
 int ww_fn_of(void *h, struct ww_device *d, struct ww_fn **f) {
@@ -574,7 +522,6 @@ int ww_function(void *h, struct ww_device *d, uint32_t *id) {
     return error;
 }
 
-/* The function behind a handle that may name one of any device. */
 int ww_fn_any(void *h, struct ww_fn **f) {
     struct ww_object *o = ww_object(h, WW_FUNCTION);
     struct ww_device *d;
@@ -632,7 +579,8 @@ int ww_body_cuKernelGetLibrary(struct ww_object *o, CUlibrary *library) {
 
 /* -- occupancy ----------------------------------------------------------------------------------------------------- */
 
-/* The block size with most threads on a multiprocessor, the largest of equals; asked of the driver for each size. */
+/* Find the block size with the most resident threads on a multiprocessor; of equal sizes, the largest. Each size is a
+ * query to the driver. */
 int ww_body_cuOccupancyMaxPotentialBlockSizeWithFlags(struct ww_device *d, struct ww_fn *f, int *grid, int *block,
                                                       CUfunction h, void *shared_of, size_t shared, int limit,
                                                       unsigned flags) {

@@ -1,7 +1,7 @@
-/* Graphs with conditional nodes. Kernels decide on the device, by a handle's value, how such a graph continues, so
- * that the worker's driver must have such a graph: its twin. A handle, and a conditional node with its graphs, are made
- * there at once; all else is recorded when the graph is made executable, in the order of its plan. Changes
- * of the graph's other nodes and edges are made here alone, as with graphs that have no twin.
+/* Graphs with conditional nodes. Kernels set the value of a conditional handle, which decides on the device how such a
+ * graph continues. So the worker's driver must have the graph, too: its twin. Handles, and conditional nodes with their
+ * body graphs, are created in the twin at once. The twin gets all other nodes when the graph is instantiated, in the
+ * order of its plan; before that, they exist only in the program, as in graphs without a twin.
  */
 #include "layer.h"
 #include <stdlib.h>
@@ -28,19 +28,17 @@ CUresult cuGraphConditionalHandleCreate(uint64_t *handle, void *graph, CUcontext
         return error ? error : CUDA_ERROR_INVALID_CONTEXT;
     if ((error = ww_open(d)))
         return error;
-    pthread_mutex_lock(&ww_graphs);
+    WW_LOCK_GRAPHS();
     struct ww_graph *g = ww_graph(graph);
     error = !g || (g->twin.device && g->twin.device != d) ? CUDA_ERROR_INVALID_VALUE : 0;
     if (!error && !g->twin.device)
         error = g->within && g->within->work.kind == CU_NODE_CONDITION ? CUDA_ERROR_INVALID_VALUE : name(&g->twin, d);
-    if (!error && !(error = ww_twin_code(&g->twin))) {
+    if (!error && !(error = ww_twin_code(&g->twin)))
         error = ww_call_graph_handle(d, WW_OP_GRAPH_HANDLE, 0, g->twin.id, value, flags, handle, sizeof *handle);
-    }
-    ww_graphs_leave();
     return error;
 }
 
-/* Graphs of the node, each with a name for its twin. */
+/* Create the body graphs of a conditional node, each with an id for its twin. */
 static int make_graphs(struct ww_condition *c, struct ww_device *d) {
     c->graphs = calloc(c->size, sizeof *c->graphs);
     c->handles = calloc(c->size, sizeof *c->handles);
@@ -54,7 +52,7 @@ static int make_graphs(struct ww_condition *c, struct ww_device *d) {
     return error;
 }
 
-/* They are not there, or not any more: their names are given back, and nothing is sent. */
+/* Free the ids of the body graphs' twins without a message, because the worker does not have these twins. */
 static void never_made(struct ww_condition *c) {
     for (uint32_t i = 0; c->graphs && i < c->size; i++)
         if (c->graphs[i])
@@ -62,16 +60,13 @@ static void never_made(struct ww_condition *c) {
 }
 
 static int send_node(const struct ww_graph *g, const struct ww_condition *c) {
-    size_t nbytes = sizeof(struct ww_args_graph_condition) + c->size * sizeof(uint32_t);
-    struct ww_args_graph_condition *args = calloc(1, nbytes);
-    if (!args)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    *args = (struct ww_args_graph_condition){c->handle, g->twin.id, c->node, (uint32_t)c->type, c->size};
+    struct {
+        struct ww_args_graph_condition args;
+        uint32_t ids[WW_BODIES];
+    } m = {.args = {c->handle, g->twin.id, c->node, (uint32_t)c->type, c->size}};
     for (uint32_t i = 0; i < c->size; i++)
-        memcpy((char *)(args + 1) + i * sizeof(uint32_t), &c->graphs[i]->twin.id, sizeof(uint32_t));
-    int error = ww_call(g->twin.device, WW_OP_GRAPH_CONDITION, 0, args, nbytes, NULL, 0);
-    free(args);
-    return error;
+        m.ids[i] = c->graphs[i]->twin.id;
+    return ww_call(g->twin.device, WW_OP_GRAPH_CONDITION, 0, &m, sizeof m.args + c->size * sizeof *m.ids, NULL, 0);
 }
 
 int ww_condition_make(struct ww_graph *g, const struct cu_node_condition *p, struct ww_work *w) {
@@ -120,7 +115,7 @@ int ww_twin_step(const struct ww_twin *t, const struct ww_work *w, uint32_t node
     case CU_NODE_CONDITION:
         return ww_send_id(t->device, WW_OP_GRAPH_NODE, 0, node);
     case CU_NODE_EMPTY:
-    case CU_NODE_ALLOC: /* its address is there already */
+    case CU_NODE_ALLOC: /* its memory is allocated already */
     case CU_NODE_FREE:
         return 0;
     default:

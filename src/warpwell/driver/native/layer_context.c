@@ -1,5 +1,5 @@
-/* Contexts: the calling thread's stack. Only primary contexts exist; a context's handle is the address of its device
- * here. */
+/* Contexts, and each thread's stack of contexts. Only primary contexts exist; a context's handle is the address of its
+ * struct ww_device. */
 #include "layer.h"
 #include <stdlib.h>
 
@@ -103,7 +103,6 @@ int ww_body_cuCtxPopCurrent_v2(CUcontext *context) {
     return 0;
 }
 
-/* The device of a context, NULL being the thread's. */
 int ww_context_or_current(CUcontext context, struct ww_device **d) {
     int error = ww_ready();
     *d = context ? ww_context(context) : ww_current();

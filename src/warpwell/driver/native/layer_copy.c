@@ -1,8 +1,7 @@
 /* Copies and memsets.
  *
- * Pageable bytes are taken before a call returns, and are there when one that fetches them returns. Pinned
- * memory that the copy's device maps is read and written when the stream gets there. Small copies travel in the entry
- * itself.
+ * Pageable memory is read, or written, before a call returns. Pinned memory that the copy's device maps is read and
+ * written by the device, in the order of the stream. The bytes of small copies are in the entry itself.
  */
 #include "layer.h"
 #include <signal.h>
@@ -12,45 +11,46 @@
 #include <emmintrin.h>
 #endif
 
-#define OUT_AHEAD 8u   /* places of one copy from the device */
-#define FAR_AHEAD 32u  /* .. from another host's: the way there and back takes longer */
-#define FEW_PLACES 16u /* free: a copy from the device first waits for its stream, and holds none meanwhile */
+#define OUT_AHEAD 8u   /* limit of places for one copy from the device */
+#define FAR_AHEAD 32u  /* the same if the device is on another host: the round trip takes longer */
+#define FEW_PLACES 16u /* with fewer free places, a copy from the device synchronizes its stream first */
 
-#define SMALL_PIECES (4u << 20) /* bytes of a copy whose pieces fill a quarter of a place: the device begins sooner */
-#define STREAMED (8u << 20)     /* bytes of a copy to the host that leave the caches alone */
-#define PART (2u << 20)         /* least bytes of a large copy that a thread of its own is worth */
-#define PARTS 4u                /* threads of one copy, the caller's among them */
+#define SMALL_PIECES (4u << 20) /* a copy up to this size is cut into smaller pieces: the device begins sooner */
+#define STREAMED (8u << 20)     /* from this size on, a copy to the host uses non-temporal stores */
+#define PART (2u << 20)         /* minimum bytes of each part of a large copy, which has a thread of its own */
+#define PARTS 4u                /* maximum number of threads of one copy, including the caller's */
 #define PART_STACK (1u << 20)
 _Static_assert(PART >= WW_PLACE_BYTES, "a part ends at a place's end");
 
 struct copy {
-    struct ww_device *device; /* the stream's */
+    struct ww_device *device; /* device of the stream */
     uint32_t stream;
     bool waits; /* a synchronous call, or the last row of one */
     uint64_t to, from;
     size_t nbytes;
-    bool begins;    /* a synchronous call, or the first row of one: it comes behind what others have to do */
-    uint32_t piece; /* bytes: set in copy_in and copy_out */
-    bool seen;      /* an end is pinned memory, which the program may touch as soon as the call returns */
+    bool begins;    /* a synchronous call, or the first row of one: waits for other devices' legacy streams */
+    uint32_t piece; /* size in bytes; copy_in and copy_out set it */
+    bool seen;      /* an end is pinned memory, which the program may access as soon as the call returns */
 };
 
 static uint32_t piece_of(const struct copy *k) {
     return k->nbytes <= SMALL_PIECES && !k->device->facts.remote ? WW_PLACE_BYTES / 4 : WW_PLACE_BYTES;
 }
 
-/* Wait until all that was posted to a stream is done. */
+/* Wait until all calls that were posted to a stream are done. */
 static int stream_done(struct ww_device *d, uint32_t stream) {
     return ww_call(d, WW_OP_STREAM_SYNC, stream, NULL, 0, NULL, 0);
 }
 
-/* A synchronous call waits for memory that the program sees, on a thread's own stream, behind which no other orders
- * itself, and on a device whose memory others use: their streams do not order themselves behind its legacy one. */
+/* Return WW_DONE if a synchronous call must wait until it is done: if an end is pinned memory; on a stream other than
+ * the legacy stream, because no other stream is ordered after it; and if other devices use this device's memory,
+ * because their streams are not ordered after its legacy stream. */
 static uint32_t waiting(const struct copy *k) {
     bool others = k->seen || k->stream != WW_LEGACY || atomic_load_explicit(&k->device->shared, memory_order_relaxed);
     return k->waits && others ? WW_DONE : 0;
 }
 
-/* The end of a call: where a synchronous one has not waited, all that is posted later comes after it. */
+/* Finish a call. If it is synchronous but has not waited, order all calls that are posted later after it. */
 static int posted(const struct copy *k, uint32_t flags, int error) {
     return error || flags || !k->waits ? error : ww_mark_copied(k->device);
 }
@@ -58,7 +58,7 @@ static int posted(const struct copy *k, uint32_t flags, int error) {
 /* -- threads of a large copy ----------------------------------------------------------------------------------------
 
 One thread copies between the program's memory and places at a third of the device's rate. So a large copy is cut into
-parts, each a copy in the same stream, and all but the first are carried out by threads that end before the call does.
+parts, each a copy in the same stream. New threads carry out all parts but the first; they end before the call returns.
 */
 
 struct part {
@@ -66,7 +66,7 @@ struct part {
     int (*work)(const struct copy *k);
     int error;
     bool apart;
-    bool in_host_thread; /* the stream that it holds must not hold the parts */
+    bool in_host_thread; /* the caller's: a stream that its host function holds must not hold the parts */
     pthread_t thread;
 };
 
@@ -77,7 +77,7 @@ static void *carry(void *p) {
     return NULL;
 }
 
-/* Begin a part in a thread that gets none of the program's signals; without a new thread, in this one. */
+/* Carry out a part in a new thread with all signals blocked, or in this thread if a new one cannot be created. */
 static void begin_part(struct part *part, const pthread_attr_t *how) {
     sigset_t all, old;
     sigfillset(&all);
@@ -96,9 +96,9 @@ static int in_parts(const struct copy *k, int (*work)(const struct copy *k)) {
     int cancel, error;
     if (n < 2 || pthread_attr_init(&how))
         return work(k);
-    n = (k->nbytes + each - 1) / each; /* each was rounded up: fewer may do */
+    n = (k->nbytes + each - 1) / each; /* fewer, because `each` was rounded up */
     pthread_attr_setstacksize(&how, PART_STACK);
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel); /* the parts are on this stack */
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel); /* the threads use `parts` on this stack */
     for (size_t i = n; i-- > 0;) {
         size_t at = i * each;
         parts[i] = (struct part){.copy = *k, .work = work, .in_host_thread = ww_in_host_thread};
@@ -119,7 +119,7 @@ static int in_parts(const struct copy *k, int (*work)(const struct copy *k)) {
     return error;
 }
 
-/* -- from the host ------------------------------------------------------------------------------------------------- */
+/* -- copies from the host ------------------------------------------------------------------------------------------ */
 
 static int in_entry(const struct copy *k) {
     struct ww_args_move args = {k->to, k->nbytes};
@@ -151,12 +151,13 @@ static int in_pieces(const struct copy *k) {
 
 static int copy_in(struct copy *k) {
     k->piece = piece_of(k);
-    if (k->device->facts.remote && atomic_load(&k->device->holds)) /* memory that is pinned for it is read now, */
-        ww_host_wait(k->device, k->stream);                        /* and a host function before this may write to it */
+    /* Memory that is pinned for a remote device is read here, and an earlier host function may still write to it. */
+    if (k->device->facts.remote && atomic_load(&k->device->holds))
+        ww_host_wait(k->device, k->stream);
     return k->nbytes <= WW_SMALL ? in_entry(k) : posted(k, waiting(k), in_parts(k, in_pieces));
 }
 
-/* -- to the host --------------------------------------------------------------------------------------------------- */
+/* -- copies to the host -------------------------------------------------------------------------------------------- */
 
 struct piece {
     struct ww_channel *channel;
@@ -176,8 +177,8 @@ static int out_post(const struct copy *k, size_t at, bool waits, struct piece *q
     return error;
 }
 
-/* Copy a piece of a large copy: its lines are not read before they are written, and do not push the places out of the
- * cache, in which the device has just written them. */
+/* Copy with non-temporal stores. They do not read the target's cache lines first, and do not evict the places, which
+ * the device has just written into the cache. */
 static void copy_streamed(char *to, const char *from, size_t nbytes) {
 #if defined(__x86_64__)
     size_t head = -(uintptr_t)to & 63, i = 0;
@@ -213,7 +214,7 @@ static int out_take(const struct copy *k, size_t at, const struct piece *q) {
     return error;
 }
 
-/* A thread that holds places waits for no other one: threads that each hold some would deadlock. */
+/* A thread that holds places does not wait for another place, because two such threads would deadlock. */
 static int out_pieces(const struct copy *k) {
     struct piece pieces[FAR_AHEAD];
     uint32_t ahead = k->device->facts.remote ? FAR_AHEAD : OUT_AHEAD;
@@ -245,7 +246,7 @@ static int copy_out(struct copy *k) {
     return error ? error : ww_earlier(k->device);
 }
 
-/* -- between addresses that the worker has ------------------------------------------------------------------------- */
+/* -- copies between addresses that a worker can access ------------------------------------------------------------- */
 
 /* Post a call that copies or fills. */
 static int post(const struct copy *k, uint16_t op, const void *args, size_t nargs) {
@@ -262,8 +263,8 @@ static bool reaches(struct ww_device *d, struct ww_device *owner, const struct w
     return owner == d || (r->what == WW_ON_DEVICE && ww_reach(d, owner));
 }
 
-/* Between two devices, by the stream's own, which has the other's memory mapped. A synchronous call comes behind the
- * legacy streams of both, and is done when it returns. */
+/* Copy from or to memory of other devices that the stream's device maps. A synchronous call begins after the work in
+ * the legacy streams of these devices, and is done when it returns. */
 static int copy_directly(const struct copy *k, struct ww_device *to, struct ww_device *from) {
     struct ww_device *ends[2] = {to, from};
     struct ww_args_copy args = {k->to, k->from, k->nbytes};
@@ -279,7 +280,8 @@ static int copy_directly(const struct copy *k, struct ww_device *to, struct ww_d
     return error;
 }
 
-/* Between two devices, by way of the program: when the stream has come there, and before the call returns. */
+/* Copy between two devices through a buffer of the program, after the earlier work of the stream. The copy is done when
+ * this function returns. */
 static int copy_across(const struct copy *k, struct ww_device *to, struct ww_device *from) {
     char *buffer = malloc(WW_PLACE_BYTES);
     int error = buffer ? stream_done(k->device, k->stream) : CUDA_ERROR_OUT_OF_MEMORY;
@@ -294,9 +296,10 @@ static int copy_across(const struct copy *k, struct ww_device *to, struct ww_dev
     return error;
 }
 
-/* -- where a copy goes --------------------------------------------------------------------------------------------- */
+/* -- choice of a method -------------------------------------------------------------------------------------------- */
 
-/* The device of an address that its worker can use, with its range; NULL: the program's own memory. */
+/* Return the device whose worker can access an address, and the address's span. NULL: only the program can access it.
+ */
 static struct ww_device *end_of(const struct copy *k, uint64_t at, struct ww_span *r) {
     if (ww_range_find(&k->device->ranges, at, r))
         return r->what == WW_PINNED_MEMORY && k->device->facts.remote ? NULL : k->device;
@@ -307,7 +310,7 @@ static struct ww_device *end_of(const struct copy *k, uint64_t at, struct ww_spa
         ww_use_pinned(k->device);
         d = ww_range_owner(at, r);
     }
-    return d && ww_maps_pinned(k->device, d, r) ? k->device : NULL; /* else plain memory for this device */
+    return d && ww_maps_pinned(k->device, d, r) ? k->device : NULL; /* NULL: copied like pageable memory */
 }
 
 static int dispatch(struct copy *k) {
@@ -320,11 +323,11 @@ static int dispatch(struct copy *k) {
         return copy_there(k);
     if (there && here && reaches(k->device, there, &to) && reaches(k->device, here, &from))
         return copy_directly(k, there, here);
-    if (k->stream == WW_RECORDED) /* staging is not waited for there: streams that hold it may wait for this thread */
+    if (k->stream == WW_RECORDED) /* do not wait for places: streams that have places may wait for this thread */
         return ww_refused("copies of plain memory between kernels and conditional nodes of a graph, or within these");
     if (there && here)
         return copy_across(k, there, here);
-    struct copy other = *k; /* the other device's memory: in its legacy stream, when ours has come there */
+    struct copy other = *k; /* memory of another device: in its legacy stream, after this stream's earlier work */
     int error = 0;
     if ((there && there != k->device) || (here && here != k->device)) {
         error = stream_done(k->device, k->stream);
@@ -348,7 +351,7 @@ int ww_copy_line(struct ww_device *d, uint32_t stream, uint64_t to, uint64_t fro
 
 /* -- rows and boxes ------------------------------------------------------------------------------------------------ */
 
-/* The address at which an end begins; 0: an array, or nothing. */
+/* Return the address at which one end of a copy begins; 0: an array, or invalid. */
 static uint64_t start_of(const struct cu_end3 *e) {
     uint64_t at = e->type == CU_MEMORY_HOST ? (uintptr_t)e->host : e->device;
     if (!at || e->type == CU_MEMORY_ARRAY || e->type < CU_MEMORY_HOST || e->type > CU_MEMORY_UNIFIED)
@@ -356,7 +359,7 @@ static uint64_t start_of(const struct cu_end3 *e) {
     return at + e->x + e->y * e->pitch + e->z * e->pitch * e->height;
 }
 
-/* Bytes before an end's first row, and from there to behind its last; false: more than there can be. */
+/* Compute the bytes in front of an end's first row, and from there to the end of its last row; false: overflow. */
 static bool extent_of(const struct cu_end3 *e, const struct cu_copy3 *c, size_t *before, size_t *nbytes) {
     size_t rows = e->height ? e->height : c->height;
     return !__builtin_mul_overflow(e->z, e->height, before) && !__builtin_add_overflow(*before, e->y, before) &&
@@ -367,7 +370,7 @@ static bool extent_of(const struct cu_end3 *e, const struct cu_copy3 *c, size_t 
 }
 
 static int check_end(struct ww_device *d, const struct cu_end3 *e, const struct cu_copy3 *c) {
-    struct copy k = {.device = d, .stream = WW_RECORDED}; /* with ww_graphs held no other device is asked */
+    struct copy k = {.device = d, .stream = WW_RECORDED}; /* ww_graphs may be held: do not wait for other devices */
     struct ww_span r;
     uint64_t at = start_of(e);
     size_t rows = e->height ? e->height : c->height, before, nbytes;
@@ -390,7 +393,7 @@ int ww_copy_check(struct ww_device *d, const struct cu_copy3 *c) {
     return error ? error : check_end(d, &c->from, c);
 }
 
-/* One after another, as few copies as the rows allow. */
+/* Post the rows of a box one after another; adjacent rows, and adjacent planes, are one copy. */
 int ww_copy_post(struct ww_device *d, uint32_t stream, const struct cu_copy3 *c, bool waits) {
     uint64_t to = start_of(&c->to), from = start_of(&c->from);
     size_t row = c->width, rows = c->height, planes = c->depth;
@@ -399,7 +402,7 @@ int ww_copy_post(struct ww_device *d, uint32_t stream, const struct cu_copy3 *c,
     int error = ww_copy_check(d, c);
     if (error || !row || !rows || !planes)
         return error;
-    if (rows == 1 || (c->to.pitch == row && c->from.pitch == row)) { /* a plane is one piece */
+    if (rows == 1 || (c->to.pitch == row && c->from.pitch == row)) { /* the rows of a plane are adjacent */
         row *= rows;
         rows = 1;
         if (planes > 1 && plane_to == row && plane_from == row) {
@@ -425,7 +428,7 @@ int ww_copy_post(struct ww_device *d, uint32_t stream, const struct cu_copy3 *c,
 
 /* -- memsets ------------------------------------------------------------------------------------------------------- */
 
-/* Memory that is pinned for another host's device is the program's own: filled when the stream has come there. */
+/* Fill memory that is pinned for a device of another host, after the stream's earlier work: only the program has it. */
 static int fill_here(struct ww_device *d, uint32_t stream, uint64_t to, const struct cu_node_set *s, size_t count) {
     int error = stream_done(d, stream);
     for (size_t i = 0; i < count * s->width && !error; i += s->width)
@@ -433,7 +436,7 @@ static int fill_here(struct ww_device *d, uint32_t stream, uint64_t to, const st
     return error;
 }
 
-/* The owner of the memory that a memset writes, NULL: it may not. */
+/* Return the device of the memory that a memset writes; NULL: the memset is invalid. */
 static struct ww_device *set_owner(const struct cu_node_set *s, struct ww_span *r) {
     size_t row = s->columns * s->width;
     struct ww_device *owner = ww_range_owner(s->to, r);
@@ -443,9 +446,8 @@ static struct ww_device *set_owner(const struct cu_node_set *s, struct ww_span *
     return ww_range_holds(r, s->to, (s->rows - 1) * s->pitch + row) ? owner : NULL;
 }
 
-int ww_set_check(struct ww_device *d, const struct cu_node_set *s) {
+int ww_set_check(const struct cu_node_set *s) {
     struct ww_span r;
-    (void)d;
     return !s->columns || !s->rows ? CUDA_ERROR_INVALID_VALUE : set_owner(s, &r) ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 

@@ -47,27 +47,30 @@ int ww_body_cuDeviceGetAttribute(struct ww_device *d, int *value, int attribute)
 
 /* -- primary contexts ---------------------------------------------------------------------------------------------- */
 
-/* Let the worker go: a new life of the device. */
-void ww_reset(struct ww_device *d) {
-    pthread_mutex_lock(&d->opening);
-    pthread_mutex_lock(&d->post);
+/* Separate the device from its worker, and begin a new life of the device. */
+static struct ww_channel *close_channel(struct ww_device *d) {
+    int alive = 0;
+    WW_LOCK(&d->post);
     struct ww_channel *c = atomic_exchange(&d->channel, NULL);
-    if (c) {
-        int alive = 0;
-        atomic_compare_exchange_strong(&c->lost, &alive, CUDA_ERROR_CONTEXT_IS_DESTROYED);
-        atomic_fetch_add(&d->life, 1);
-        ww_ids_clear(d);
-        ww_peers_clear(d);
-    }
-    pthread_mutex_unlock(&d->post);
-    if (c) {
-        ww_await_end(c);
-        ww_unkeep(d);
-        ww_unshare_all(d);
-        ww_ranges_clear(d, ww_pool_give);
-        ww_release(c);
-    }
-    pthread_mutex_unlock(&d->opening);
+    if (!c)
+        return NULL;
+    atomic_compare_exchange_strong(&c->lost, &alive, CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    atomic_fetch_add(&d->life, 1);
+    ww_ids_clear(d);
+    ww_peers_clear(d);
+    return c;
+}
+
+void ww_reset(struct ww_device *d) {
+    WW_LOCK(&d->opening);
+    struct ww_channel *c = close_channel(d);
+    if (!c)
+        return;
+    ww_await_end(c);
+    ww_unkeep(d);
+    ww_unshare_all(d);
+    ww_ranges_clear(d, ww_pool_give);
+    ww_release(c);
 }
 
 int ww_body_cuDevicePrimaryCtxRelease_v2(struct ww_device *d) {
@@ -80,8 +83,6 @@ int ww_body_cuDevicePrimaryCtxRelease_v2(struct ww_device *d) {
         ww_reset(d);
     return error;
 }
-
-/* Flags, which select how the calling thread waits, are stored and returned only: the layer waits in its own way. */
 
 int ww_synchronize(struct ww_device *d) {
     int error = ww_no_synchronize(d, 0);

@@ -1,13 +1,13 @@
-/* Executable graphs: a plan is a graph's nodes in an order that its edges allow; a launch posts them to the stream, one
- * behind another, which is one of the orders that the graph allows.
+/* Executable graphs. A plan is a graph's nodes in one of the orders that its edges allow; a launch posts the nodes to
+ * the stream in that order.
  *
- * A plan is never changed: an update makes another. A launch holds a reference, also through
- * a host function that has not run: user objects and memory of graphs stay until then. Behind a host
- * node the rest of a plan is posted by the thread of host functions, while the stream is held, so that a launch never
- * waits. An event behind each launch orders launches of one graph in different streams.
+ * A plan in use is never changed: an update makes another one. A launch holds a reference to its plan until its last
+ * step is posted, so that user objects and memory of graphs stay until then. The thread of host functions posts the
+ * steps behind a host node, while the stream is held, so that a launch does not wait. An event behind each launch
+ * orders launches of one executable graph in different streams.
  *
- * From its first kernel up to its last conditional node a plan is one graph of the worker's driver, made when the plan
- * is made, and one call a launch. Earlier nodes cannot set a condition.
+ * The steps from the first kernel to the last conditional node are one executable graph in the worker's driver. It is
+ * made with the plan, and a launch needs one call for it. Earlier steps cannot set a condition.
  */
 #include "layer.h"
 #include <stdlib.h>
@@ -17,7 +17,7 @@ struct step {
     struct ww_work work;
     uint64_t node; /* serial of the graph's node */
     bool off;
-    uint32_t number, nbodies; /* of a conditional node: its number at the worker, and its graphs */
+    uint32_t number, nbodies; /* conditional nodes: id in messages to the worker; number of body graphs */
     struct ww_plan **bodies;
 };
 
@@ -25,14 +25,14 @@ struct ww_plan {
     _Atomic int refs;
     size_t n, nshape, nusers;
     struct step *steps;
-    size_t *shape; /* the graph's form: numbers of nodes and edges */
+    size_t *shape; /* numbers of nodes and edges, and the edges: equal if two graphs have the same topology */
     struct ww_user_ref *users;
-    size_t twins;               /* steps up to the last conditional node, or 0 .. */
-    size_t first;               /* .. and the first of them that is a kernel or conditional */
-    struct ww_twin graph, exec; /* of its graph, where conditional nodes are; of these steps */
+    size_t twins;               /* number of steps up to the last conditional node, or 0 */
+    size_t first;               /* index of the first of these steps that is a kernel or a conditional node */
+    struct ww_twin graph, exec; /* the graph's twin, if it has one; executable twin of steps `first` to `twins` - 1 */
 };
 
-struct ww_mark { /* an event behind the last launch */
+struct ww_mark { /* an event that is recorded behind the last launch */
     _Atomic int refs;
     struct ww_device *device;
     uint64_t life;
@@ -73,12 +73,11 @@ static void free_plan(struct ww_plan *p) {
 static void drop_plan(struct ww_plan *p) {
     if (!p || atomic_fetch_sub(&p->refs, 1) != 1)
         return;
-    pthread_mutex_lock(&ww_graphs);
+    WW_LOCK_GRAPHS();
     free_plan(p);
-    ww_graphs_leave();
 }
 
-/* Without memory for all of it: NULL. */
+/* Return an empty plan, or NULL if out of memory. */
 static struct ww_plan *new_plan(size_t nodes, size_t shape, size_t users) {
     struct ww_plan *p = calloc(1, sizeof *p);
     if (!p)
@@ -110,7 +109,7 @@ static int add_condition(struct ww_plan *p, const struct ww_node *n) {
     return error;
 }
 
-/* A node whose dependencies are in the plan already. */
+/* Append a node after its dependencies. */
 static int add_step(struct ww_plan *p, const struct ww_node *n) {
     if (n->work.kind == CU_NODE_GRAPH)
         return add_graph(p, n->work.of.graph);
@@ -129,7 +128,8 @@ static bool ready(const struct ww_node *n, const bool *placed) {
     return true;
 }
 
-/* Nodes as early as their dependencies allow, else in the order in which they were made. A circle: INVALID_VALUE. */
+/* Append the nodes of a graph in the order of their creation, as far as dependencies allow. Return INVALID_VALUE if the
+ * edges form a cycle. */
 static int add_nodes(struct ww_plan *p, const struct ww_graph *g) {
     bool *placed = calloc(g->n + 1, sizeof *placed);
     size_t left = g->n, before = left + 1;
@@ -163,7 +163,7 @@ static int add_graph(struct ww_plan *p, struct ww_graph *g) {
     return add_nodes(p, g);
 }
 
-/* With ww_graphs held; the plan is dropped without it. */
+/* With ww_graphs held: make a plan without an executable twin. The caller drops *made also after an error. */
 static int make_plan(struct ww_graph *g, struct ww_plan **made) {
     size_t nodes = 0, shape = 0, users = 0;
     count(g, &nodes, &shape, &users);
@@ -174,7 +174,7 @@ static int make_plan(struct ww_graph *g, struct ww_plan **made) {
     return add_graph(p, g);
 }
 
-/* Record steps as their graph's twin, and then the graphs of conditional nodes. */
+/* Record steps `first` to n - 1 into their graph's twin, then the body graphs of conditional nodes into their twins. */
 static int record(const struct ww_plan *p, size_t first, size_t n) {
     int error = ww_twin_begin(&p->graph), end;
     if (error)
@@ -189,7 +189,7 @@ static int record(const struct ww_plan *p, size_t first, size_t n) {
     return error;
 }
 
-/* With ww_graphs held: a plan that can be launched; the plan is dropped without it. */
+/* With ww_graphs held: make a plan with its executable twin. The caller drops *made also after an error. */
 static int make_whole(struct ww_graph *g, struct ww_plan **made) {
     int error = make_plan(g, made);
     if (error || !(*made)->twins)
@@ -200,7 +200,7 @@ static int make_whole(struct ww_graph *g, struct ww_plan **made) {
     return (error = record(p, p->first, p->twins)) ? error : ww_twin_exec(&p->graph, &p->exec);
 }
 
-/* With ww_graphs held: the same plan, to be changed. */
+/* With ww_graphs held: return a copy of a plan that may be changed. NULL: the plan has a twin, or out of memory. */
 static struct ww_plan *copy_plan(const struct ww_plan *from) {
     struct ww_plan *p = from->twins ? NULL : new_plan(from->n, from->nshape, from->nusers);
     for (; p && p->n < from->n; p->n++) {
@@ -255,7 +255,7 @@ static void drop_retired(void *data, int code) {
     free(r);
 }
 
-/* Drop a plan when its launches on the device are done, because user objects must live until then; do not wait. */
+/* Drop a plan, without waiting, when its launches are done on the device: user objects must exist until then. */
 static void retire(struct ww_plan *p, struct ww_mark *m) {
     struct retired *r = NULL;
     bool over = !p->nusers || !m || m->life != atomic_load(&m->device->life) || ww_context_code(m->device) ||
@@ -272,7 +272,7 @@ static void retire(struct ww_plan *p, struct ww_mark *m) {
     drop_plan(p);
 }
 
-/* -- making and ending them ---------------------------------------------------------------------------------------- */
+/* -- creation and destruction -------------------------------------------------------------------------------------- */
 
 int ww_instantiate(void **exec, void *h, uint64_t flags, int *result) {
     struct ww_plan *p = NULL;
@@ -282,30 +282,29 @@ int ww_instantiate(void **exec, void *h, uint64_t flags, int *result) {
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     if (flags & CU_INSTANTIATE_DEVICE)
         return ww_refused("graphs that kernels launch");
-    pthread_mutex_lock(&ww_graphs);
+    WW_LOCK_GRAPHS();
     struct ww_graph *g = ww_graph(h);
     error = g ? make_whole(g, &p) : CUDA_ERROR_INVALID_VALUE;
-    *result = g && error == CUDA_ERROR_INVALID_VALUE ? 2 : error ? 1 : 0; /* 2: its form is wrong */
+    *result = g && error == CUDA_ERROR_INVALID_VALUE ? 2 : error ? 1 : 0; /* 2: invalid structure */
     if (!error && (!(x = calloc(1, sizeof *x)) || !(x->object = ww_object_new(WW_EXEC, NULL))))
         error = CUDA_ERROR_OUT_OF_MEMORY;
-    if (!error) {
-        atomic_store(&x->refs, 1);
-        x->plan = p;
-        x->flags = flags & ~(uint64_t)CU_INSTANTIATE_UPLOAD;
-        x->object->more = x;
-        *exec = x->object;
-    }
-    ww_graphs_leave();
     if (error) {
         free(x);
-        drop_plan(p);
+        if (p)
+            free_plan(p);
+        return error;
     }
-    return error;
+    atomic_store(&x->refs, 1);
+    x->plan = p;
+    x->flags = flags & ~(uint64_t)CU_INSTANTIATE_UPLOAD;
+    x->object->more = x;
+    *exec = x->object;
+    return 0;
 }
 
 CUresult ww_cuGraphInstantiateWithParams(int per_thread, void **exec, void *graph, void *params) {
     struct cu_instantiate *p = params;
-    (void)per_thread; /* nothing is uploaded: the nodes' images are in the worker */
+    (void)per_thread; /* an upload does nothing: the nodes' images are in the worker */
     if (!p)
         return CUDA_ERROR_INVALID_VALUE;
     p->node = NULL;
@@ -328,7 +327,7 @@ int ww_body_cuGraphExecDestroy(void *h) {
     return 0;
 }
 
-/* Put another plan in the place of the present one. */
+/* Replace the plan of an executable graph, and unlock ww_graphs. */
 static void replace(struct ww_exec *x, struct ww_plan *p) {
     struct ww_plan *old = x->plan;
     x->plan = p;
@@ -344,7 +343,7 @@ static struct step *step_of(const struct ww_plan *p, const void *node) {
     return NULL;
 }
 
-/* Give a step of a copy of the plan other work, which is taken, or without work switch it. */
+/* Replace the plan by a copy with one changed step: with other `work`, which is taken, or else switched `off` or on. */
 static int change(void *h, void *node, struct ww_work *work, bool off) {
     pthread_mutex_lock(&ww_graphs);
     struct ww_exec *x = ww_exec(h);
@@ -355,10 +354,10 @@ static int change(void *h, void *node, struct ww_work *work, bool off) {
     if (!p) {
         if (work)
             ww_work_drop(work);
-        return ww_graphs_left(!may              ? CUDA_ERROR_INVALID_VALUE
-                              : !x->plan->twins ? CUDA_ERROR_OUT_OF_MEMORY
-                                                : ww_refused("changes of one node in an executable graph with"
-                                                             " conditional nodes"));
+        ww_graphs_leave();
+        return !may              ? CUDA_ERROR_INVALID_VALUE
+               : !x->plan->twins ? CUDA_ERROR_OUT_OF_MEMORY
+                                 : ww_refused("changes of one node in an executable graph with conditional nodes");
     }
     struct step *to = &p->steps[s - x->plan->steps];
     if (work) {
@@ -422,7 +421,7 @@ int ww_body_cuGraphExecUpdate_v2(void *h, void *graph, void *result) {
         drop_plan(p);
         return error;
     }
-    for (size_t i = 0; i < p->n; i++) { /* its nodes keep the names of the graph that it was made from */
+    for (size_t i = 0; i < p->n; i++) { /* steps keep the node handles of the instantiated graph */
         p->steps[i].node = x->plan->steps[i].node;
         p->steps[i].off = x->plan->steps[i].off;
     }
@@ -432,7 +431,7 @@ int ww_body_cuGraphExecUpdate_v2(void *h, void *graph, void *result) {
 
 /* -- launches ------------------------------------------------------------------------------------------------------ */
 
-struct run { /* a launch under way */
+struct run { /* a launch that is not completely posted */
     struct ww_exec *exec;
     struct ww_plan *plan;
     struct ww_device *device;
@@ -442,7 +441,7 @@ struct run { /* a launch under way */
 
 static void end_run(struct run *r) {
     atomic_fetch_sub(&r->exec->unposted, 1);
-    if (r->exec->gone) /* its end did not know of this launch */
+    if (r->exec->gone) /* cuGraphExecDestroy has retired the plan before this launch recorded the mark */
         retire(r->plan, r->exec->mark);
     else
         drop_plan(r->plan);
@@ -486,7 +485,8 @@ static void call_host(void *data) {
     h->run(h->data);
 }
 
-/* Post the remaining steps up to the next host node; the run has ended, or the host function's thread continues it. */
+/* Post the remaining steps up to the next host node, whose `go_on` posts the rest, or up to the end, and then free the
+ * run. */
 static int post(struct run *r) {
     int error = 0;
     while (r->at < r->plan->n && !error) {
@@ -536,14 +536,14 @@ static int new_mark(struct ww_exec *x, struct ww_device *d, uint64_t life) {
     return 0;
 }
 
-/* This launch behind the last one, where that was in another stream of the device. */
+/* Order this launch after the last one if that was in another stream of the device. */
 static int order(struct ww_exec *x, struct ww_device *d, uint32_t stream) {
     uint64_t life = atomic_load(&d->life);
     int error = 0;
     if (!x->mark || x->mark->device != d || x->mark->life != life) {
         error = new_mark(x, d, life);
     } else if (x->stream != stream) {
-        if (atomic_load(&x->unposted) > 1) /* its end is not posted yet */
+        if (atomic_load(&x->unposted) > 1) /* the last launch is not completely posted */
             ww_host_wait(d, x->stream);
         error = behind(x, d, stream, WW_OP_STREAM_WAIT);
     }
@@ -551,7 +551,7 @@ static int order(struct ww_exec *x, struct ww_device *d, uint32_t stream) {
     return error;
 }
 
-/* Memory that the last launch has left allocated: only with the flag for it. */
+/* Return an error if a launch would allocate memory that is still allocated, unless the flag AUTO_FREE allows that. */
 static int check_memory(const struct ww_exec *x) {
     for (size_t i = 0; i < x->plan->n; i++) {
         const struct ww_work *w = &x->plan->steps[i].work;
@@ -561,7 +561,7 @@ static int check_memory(const struct ww_exec *x) {
     return 0;
 }
 
-/* The call allocates and frees, as the program sees it, whenever its stream gets there. */
+/* Mark the graph's memory as allocated or freed: the program sees that at the call, not when the stream reaches it. */
 static void count_memory(const struct ww_plan *p) {
     for (size_t i = 0; i < p->n; i++) {
         const struct ww_work *w = &p->steps[i].work;
@@ -600,5 +600,5 @@ int ww_body_cuGraphLaunch(struct ww_device *d, uint32_t stream, bool captured, v
         end_run(r);
         return error;
     }
-    return held ? 0 : post(r); /* behind a host function that has not run: by its thread, so that nothing waits here */
+    return held ? 0 : post(r); /* if held, the thread of host functions posts the steps: no wait here */
 }

@@ -1,7 +1,8 @@
-/* Graphs: nodes, edges, user objects. They are kept here alone; layer_exec.c posts what their nodes do. Only of graphs
- * with conditional nodes the worker's driver has a twin (layer_condition.c).
+/* Graphs: nodes, edges, user objects. They exist only in the program's process; layer_exec.c posts the work of their
+ * nodes. Only graphs with conditional nodes have twins in the worker's driver (layer_condition.c).
  *
- * One lock for all graphs. Destructors of user objects run when it is free again, and may not call the driver.
+ * One lock, ww_graphs, protects all graphs. Destructors of user objects run after it is unlocked, and must not call the
+ * driver.
  */
 #include "layer.h"
 #include <stdio.h>
@@ -80,7 +81,7 @@ struct ww_graph *ww_graph_new(void) {
     return g;
 }
 
-/* Put a node without edges behind the others. */
+/* Append a node without edges to a graph. */
 static struct ww_node *append(struct ww_graph *g) {
     struct ww_node *n = calloc(1, sizeof *n);
     if (!n || !ww_grow(&g->nodes, g->n, sizeof *g->nodes) || !(n->object = ww_object_new(WW_NODE, NULL))) {
@@ -118,7 +119,6 @@ static void disconnect(const struct ww_node *from, struct ww_node *to) {
     }
 }
 
-/* Take the node out of its graph and end it. */
 void ww_node_remove(struct ww_node *n) {
     struct ww_graph *g = n->graph;
     size_t at = 0;
@@ -155,7 +155,7 @@ int ww_node_add(struct ww_graph *g, struct ww_node *const *deps, const struct cu
         node->work.kind = CU_NODE_EMPTY;
         ww_node_remove(node);
     }
-    ww_work_drop(work); /* of a graph that no other thread has seen: no destructor is due */
+    ww_work_drop(work); /* no destructor is due: a child graph is a clone, and its source still exists */
     return error;
 }
 
@@ -248,12 +248,13 @@ bool ww_graph_has(const struct ww_graph *g, int kind) {
     return false;
 }
 
-/* Such graphs lose no nodes and are not cloned, as with the driver: their memory has one address. */
+/* Return true if a graph has ALLOC or FREE nodes. As with the driver, such graphs are not cloned and lose no nodes or
+ * edges, because their memory has one address. */
 bool ww_graph_has_memory(const struct ww_graph *g) {
     return ww_graph_has(g, CU_NODE_ALLOC) || ww_graph_has(g, CU_NODE_FREE);
 }
 
-/* A clone of the nodes, then their edges: `place` is a node's index in both graphs. */
+/* Clone the nodes of a graph, then their edges: `place` is a node's index in both graphs. */
 struct ww_graph *ww_graph_clone(struct ww_graph *g) {
     struct ww_graph *c = ww_graph_new();
     int error = c ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
@@ -282,7 +283,7 @@ struct ww_graph *ww_graph_clone(struct ww_graph *g) {
         return c;
     }
     if (c)
-        ww_graph_drop(c); /* the source still has its references: no destructor is due */
+        ww_graph_drop(c); /* no destructor is due: the source still has its references */
     return NULL;
 }
 
@@ -313,7 +314,7 @@ int ww_body_cuGraphNodeFindInClone(void **found, struct ww_node *n, struct ww_gr
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-/* The part of a list that a caller gets: its length, or the elements for which it has room. */
+/* A list for a caller: the elements for which its array has room, or, without an array, only the length. */
 struct list {
     void **to;
     size_t room, n;
@@ -376,7 +377,7 @@ int ww_node_dependents(const struct ww_node *node, void **to, struct cu_edge *da
     return list_end(&l, n);
 }
 
-/* Both ends of an edge in this graph, or an error. */
+/* Find the two nodes of edge i; return an error unless they are different nodes of this graph. */
 static int ends(const struct ww_graph *g, void *const *from, void *const *to, size_t i, struct ww_node **a,
                 struct ww_node **b) {
     *a = ww_node(from[i]);
@@ -384,35 +385,33 @@ static int ends(const struct ww_graph *g, void *const *from, void *const *to, si
     return *a && *b && *a != *b && (*a)->graph == g && (*b)->graph == g ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 
-int ww_graph_connect(struct ww_graph *g, void *const *from, void *const *to, const struct cu_edge *edges, size_t n) {
+/* Add edges, or remove them. If one of the edges is invalid, change nothing. */
+static int edit(const struct ww_graph *g, void *const *from, void *const *to, const struct cu_edge *edges, size_t n,
+                bool adds) {
     struct ww_node *a, *b;
     int error = 0;
     for (size_t i = 0; i < n; i++)
-        if (ends(g, from, to, i, &a, &b) || edge_of(a, b))
+        if (ends(g, from, to, i, &a, &b) || !edge_of(a, b) != adds)
             return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < n && !error; i++) {
         ends(g, from, to, i, &a, &b);
-        if (!edge_of(a, b)) /* the same edge twice in one list */
+        if (!adds)
+            disconnect(a, b);
+        else if (!edge_of(a, b)) /* the list may contain an edge twice */
             error = connect(a, b, edges ? &edges[i] : NULL);
     }
     return error;
 }
 
-int ww_graph_disconnect(struct ww_graph *g, void *const *from, void *const *to, size_t n) {
-    struct ww_node *a, *b;
-    if (n && ww_graph_has_memory(g))
-        return CUDA_ERROR_NOT_SUPPORTED;
-    for (size_t i = 0; i < n; i++)
-        if (ends(g, from, to, i, &a, &b) || !edge_of(a, b))
-            return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; i < n; i++) {
-        ends(g, from, to, i, &a, &b);
-        disconnect(a, b);
-    }
-    return 0;
+int ww_graph_connect(struct ww_graph *g, void *const *from, void *const *to, const struct cu_edge *edges, size_t n) {
+    return edit(g, from, to, edges, n, true);
 }
 
-/* -- pictures ------------------------------------------------------------------------------------------------------ */
+int ww_graph_disconnect(struct ww_graph *g, void *const *from, void *const *to, size_t n) {
+    return n && ww_graph_has_memory(g) ? CUDA_ERROR_NOT_SUPPORTED : edit(g, from, to, NULL, n, false);
+}
+
+/* -- DOT files ----------------------------------------------------------------------------------------------------- */
 
 static const char *const kinds[] = {"KERNEL",     "MEMCPY",       "MEMSET", "HOST", "GRAPH",     "EMPTY",
                                     "WAIT EVENT", "EVENT RECORD", "",       "",     "MEM ALLOC", "MEM FREE",

@@ -1,12 +1,12 @@
-/* Host functions: code of the program that runs when a stream gets there, and before what comes behind it.
+/* Host functions: functions of the program that run in the order of a stream, after earlier work and before later work.
  *
- * Nothing of this travels. Behind the work before a function an event is recorded; one thread asks for these events,
- * and runs what is due. Until a function has run its stream is *held*: a call to it waits, and so does a call to
- * the legacy stream while a blocking one is held, or the reverse. So a call behind a function is posted after it. A
- * second function of a held stream joins its queue at once. The thread ends when it has had nothing to do for a while;
- * no other thread is ever made in a program.
+ * Workers know nothing of them. An event is recorded behind the work before a function; one thread in the program polls
+ * these events, and runs the functions that are due. Until a function has run, its stream is *held*: calls to the
+ * stream wait in the program. Calls to the legacy stream wait, too, while a blocking stream is held, and the reverse.
+ * So calls that follow a function are posted after it has run. A second function of a held stream is queued without
+ * waiting. The thread exits when the queue has been empty for IDLE_MS.
  *
- * The functions may not call the driver: there every call returns NOT_PERMITTED.
+ * In a host function, all calls of the driver return NOT_PERMITTED.
  */
 #include "layer.h"
 #include <errno.h>
@@ -16,15 +16,15 @@
 #include <time.h>
 
 #define IDLE_MS 500
-#define LEAST_STEP 20000l /* ns between looks, growing */
+#define LEAST_STEP 20000l /* ns between two polls; doubles up to MOST_STEP */
 #define MOST_STEP 1000000l
 
 /* -- the thread ---------------------------------------------------------------------------------------------------- */
 
-static struct ww_host *current; /* that runs */
+static struct ww_host *current; /* the function that is running */
 static bool running;
 
-/* Return the state of a function's event: NOT_READY, 0, or the error that ended the context. */
+/* Return NOT_READY, 0 if a function is due, or the error that ended its context. */
 static int is_due(const struct ww_host *h) {
     if (h->due && !h->due(h->data))
         return CUDA_ERROR_NOT_READY;
@@ -44,13 +44,13 @@ static bool behind_another(const struct ww_host *one) {
     return false;
 }
 
-/* A function that is due, with the code of its stream; NULL: none. The lock is held, but not while the worker is asked.
- */
+/* Return a function that is due, and the result of is_due for it, or NULL. The caller holds ww_hosts_lock, which is
+ * released during queries. */
 static struct ww_host *next_due(int *code) {
     for (struct ww_host *h = ww_hosts; h; h = h->next) {
         if (behind_another(h))
             continue;
-        pthread_mutex_unlock(&ww_hosts_lock); /* only this thread takes any out: h stays */
+        pthread_mutex_unlock(&ww_hosts_lock); /* `h` stays: only this thread removes functions */
         *code = is_due(h);
         pthread_mutex_lock(&ww_hosts_lock);
         if (*code != CUDA_ERROR_NOT_READY)
@@ -121,7 +121,7 @@ static void *serve(void *unused) {
     return unused;
 }
 
-/* Make the thread unless it runs; it blocks all signals. The lock is held. */
+/* Start the thread of host functions, with all signals blocked, unless it is running. ww_hosts_lock is held. */
 static int start_thread(void) {
     pthread_attr_t detached;
     pthread_t thread;
@@ -140,19 +140,19 @@ static int start_thread(void) {
 
 /* -- calls --------------------------------------------------------------------------------------------------------- */
 
-/* An event behind all that was posted to the stream. */
+/* Create an event and record it behind all calls that were posted to the stream. */
 static int mark(struct ww_device *d, uint32_t stream, uint32_t *event) {
     int error = ww_event_new(d, CU_EVENT_DISABLE_TIMING, event);
     return error ? error : ww_send_event(d, WW_OP_EVENT_RECORD, stream, *event, 0);
 }
 
-/* Put a function into the queue; where its stream is not held yet, the event is recorded first. */
+/* Queue a function. If its stream is not held yet, record the event for which it waits first. */
 static int enqueue(struct ww_host *h, uint32_t stream) {
     struct ww_host **at;
-    bool joined, inside = ww_in_host_thread; /* the rest of the current function: at its position in the queue */
+    bool joined, inside = ww_in_host_thread; /* queued by the current function: next after it */
     pthread_mutex_lock(&ww_hosts_lock);
     while (h->stream && !inside &&
-           ww_hosts_hold(h->device, h->stream, false)) /* another stream's: as for any other call */
+           ww_hosts_hold(h->device, h->stream, false)) /* another stream's function: wait, like any call */
         pthread_cond_wait(&ww_hosts_changed, &ww_hosts_lock);
     joined = h->stream && !inside && ww_hosts_hold(h->device, h->stream, true);
     pthread_mutex_unlock(&ww_hosts_lock);
@@ -161,7 +161,7 @@ static int enqueue(struct ww_host *h, uint32_t stream) {
         return error;
     pthread_mutex_lock(&ww_hosts_lock);
     if (joined && !ww_hosts_hold(h->device, h->stream, true))
-        h->event = 0; /* it has run meanwhile, and nothing was posted since: due at once */
+        h->event = 0; /* the earlier functions have run, and no work was posted since: due at once */
     for (at = &ww_hosts; *at && !(inside && *at == current); at = &(*at)->next)
         ;
     if (*at)
@@ -200,7 +200,7 @@ struct later {
     void *data;
 };
 
-/* Earlier host functions have run, and the calls behind them are posted: now the stream's end can be marked. */
+/* The stream's earlier functions have run and have posted their work, so that an event can be recorded behind it. */
 static void after_all(void *data, int code) {
     struct later l = *(struct later *)data;
     free(data);

@@ -1,8 +1,9 @@
-/* How long an image is: loads are given an address alone. ELF files, fat binaries, their wrappers, and PTX text.
+/* Length of a module's image, because functions that load images take an address without a length. Images are ELF
+ * files, fat binaries, their wrappers, and PTX text.
  *
- * Nothing but libc is used here. The caller's bytes may be anything: every length is checked against `most` before
- * it is added or followed: a file's length, or WW_IMAGE_MOST where only an address is known. Then it cannot be checked
- * that the memory is there; the driver cannot, either.
+ * This file uses only libc. The caller's bytes may be anything: each offset and length is checked against `most` before
+ * its use. `most` is the size of a file, or WW_IMAGE_MOST if only an address is known; then this file cannot check
+ * whether the memory is mapped, and neither can the driver.
  */
 #include "calls.h"
 #include "gen_calls.h"
@@ -22,10 +23,10 @@ struct wrapper {
 struct fat {
     uint32_t magic;
     uint16_t version, header_bytes;
-    uint64_t nbytes; /* behind the header */
+    uint64_t nbytes; /* after the header */
 };
 
-/* Keep the greatest end of parts; false: it is out of bounds. */
+/* Raise *end to the end of a part of the image; return 0 if the part exceeds `most`. */
 static int reach(uint64_t offset, uint64_t nbytes, size_t most, uint64_t *end) {
     if (offset > most || nbytes > most - offset)
         return 0;
@@ -74,7 +75,7 @@ static int fat_length(const void *image, size_t most, size_t *nbytes) {
     return 0;
 }
 
-/* PTX: text up to its 0, which is sent, too. */
+/* Length of PTX text with its terminating zero byte, which is sent, too. */
 static int text_length(const unsigned char *text, size_t most, size_t *nbytes) {
     if (!*text)
         return CUDA_ERROR_INVALID_IMAGE;
@@ -88,7 +89,7 @@ static int text_length(const unsigned char *text, size_t most, size_t *nbytes) {
     return 0;
 }
 
-/* Find where the bytes of an image start and how many they are: 0, or INVALID_IMAGE. */
+/* Find the first byte and the length of an image. Return 0 or INVALID_IMAGE. */
 int ww_image_length(const void *image, size_t most, const void **start, size_t *nbytes) {
     uint32_t magic;
     *start = image;
@@ -100,7 +101,7 @@ int ww_image_length(const void *image, size_t most, const void **start, size_t *
     if (magic == WRAPPER) {
         struct wrapper w;
         memcpy(&w, image, sizeof w);
-        if (most < WW_IMAGE_MOST || w.version != 1 || !w.data) /* in a file it points nowhere */
+        if (most < WW_IMAGE_MOST || w.version != 1 || !w.data) /* in a file, `data` is not an address */
             return CUDA_ERROR_INVALID_IMAGE;
         *start = w.data;
         memcpy(&magic, w.data, sizeof magic);

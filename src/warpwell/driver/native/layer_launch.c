@@ -1,13 +1,14 @@
-/* Launches: checked against the device and the function here, so that wrong ones fail at once with the driver's
- * codes. */
+/* Launches. They are checked here against the device and the function, so that invalid launches fail at once with the
+ * driver's error codes. */
 #include "layer.h"
 #include <stdlib.h>
 #include <string.h>
 
-/* The driver's own two codes: too many registers for the block, or more threads than the kernel was compiled for. */
+/* Return the driver's error for a block with too many threads: OUT_OF_RESOURCES if it needs too many registers, else
+ * INVALID_VALUE, because the kernel was compiled for fewer threads. */
 static int too_many_threads(const struct ww_device *d, const struct ww_fn *f, uint64_t threads) {
     int registers = atomic_load_explicit(&f->attributes[CU_FUNC_REGISTERS], memory_order_relaxed);
-    uint64_t of_a_warp = ((uint64_t)(registers > 0 ? registers : 0) * 32 + 255) / 256 * 256; /* handed out by 256 */
+    uint64_t of_a_warp = ((uint64_t)(registers > 0 ? registers : 0) * 32 + 255) / 256 * 256; /* in units of 256 */
     uint64_t needed = (threads + 31) / 32 * of_a_warp;
     return needed > (uint64_t)d->facts.attributes[CU_DEVICE_REGISTERS_PER_BLOCK] ? CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
                                                                                  : CUDA_ERROR_INVALID_VALUE;
@@ -31,7 +32,7 @@ static int check_shape(const struct ww_device *d, struct ww_fn *f, const struct 
     return most >= 0 && k->shared > (uint32_t)most ? CUDA_ERROR_INVALID_VALUE : 0;
 }
 
-/* Find the one buffer of packed parameters in `extra`: END, or pairs of a key and a value. */
+/* Find the buffer of packed parameters in `extra`, a list of pairs of key and value that ends with CU_LAUNCH_END. */
 static int packed(void **extra, const void **buffer, size_t *nbytes) {
     *buffer = NULL;
     *nbytes = 0;
@@ -46,7 +47,7 @@ static int packed(void **extra, const void **buffer, size_t *nbytes) {
     return 0;
 }
 
-/* Return 0 if the caller passed the function's parameters. */
+/* Return 0 if the launch has all parameters of the function. *buffer: packed parameters, or NULL. */
 static int check_params(const struct ww_fn *f, const struct ww_launch *k, const void **buffer) {
     size_t nbytes;
     *buffer = NULL;
@@ -89,7 +90,7 @@ int ww_launch_post(struct ww_device *d, uint32_t stream, const struct ww_fn *f, 
     return ww_finish(&p);
 }
 
-/* -- launches of graphs -------------------------------------------------------------------------------------------- */
+/* -- launches of graph nodes --------------------------------------------------------------------------------------- */
 
 static struct ww_kernel_work *new_work(const struct ww_kernel_work *like, const struct ww_param *at) {
     size_t pointers = sizeof *like + like->nparams * sizeof(void *);

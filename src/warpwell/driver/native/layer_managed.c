@@ -1,6 +1,7 @@
-/* Managed memory: pinned memory of the host at one address for program and worker. The program reads and writes it at
- * the speed of its memory, also while kernels do; kernels reach it over the bus, and nothing moves. So prefetches and
- * advice are taken and change nothing. Only one worker maps such memory: a program with several devices is refused it.
+/* Managed memory: pinned host memory at the same address in the program and in the worker. The program accesses it at
+ * the speed of host memory, also while kernels use it; kernels access it over the bus, and pages do not migrate. So
+ * prefetches and advice have no effect. Only one worker can map such memory, so programs with several devices get an
+ * error.
  */
 #include "layer.h"
 
@@ -39,14 +40,4 @@ int ww_hint(CUdeviceptr address, size_t nbytes, int kind, int id) {
         return error ? error : nbytes ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
     bool managed = ww_range_owner(address, &r) && r.what == WW_PINNED_MEMORY && r.flags & WW_MANAGED;
     return managed && ww_range_holds(&r, address, nbytes) ? 0 : CUDA_ERROR_INVALID_VALUE;
-}
-
-int ww_prefetch(CUdeviceptr address, size_t nbytes, int kind, int id, CUstream h) {
-    struct ww_device *d;
-    uint32_t stream;
-    bool captured;
-    int error = ww_need(&d);
-    if (error || (error = ww_stream(h, &d, &stream)) || (error = ww_captured(d, stream, &captured)))
-        return error;
-    return captured ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : ww_hint(address, nbytes, kind, id);
 }

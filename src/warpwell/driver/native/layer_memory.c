@@ -1,4 +1,4 @@
-/* Memory on devices, and pinned memory of the host. */
+/* Device memory, and pinned host memory. */
 #include "layer.h"
 #include "system.h"
 #include <inttypes.h>
@@ -7,12 +7,12 @@
 #include <string.h>
 
 #define PIN_TRIES 256
-#define PIN_STEP (1ull << 16) /* of addresses */
+#define PIN_STEP (1ull << 16) /* alignment of addresses */
 #define KEEP_BLOCKS 32
 #define KEEP_BYTES (64u << 20)
-#define LOOKS 50 /* with 2 ms between two: for memory that is given back */
+#define LOOKS 50 /* tries, 2 ms apart, while kept memory is being unpinned */
 
-/* -- on the device ------------------------------------------------------------------------------------------------- */
+/* -- device memory ------------------------------------------------------------------------------------------------- */
 
 int ww_allocate(struct ww_device *d, uint16_t op, uint32_t stream, size_t nbytes, uint32_t flags, void *owner,
                 CUdeviceptr *address) {
@@ -28,8 +28,8 @@ int ww_allocate(struct ww_device *d, uint16_t op, uint32_t stream, size_t nbytes
     return 0;
 }
 
-/* Memory of the host's pools whose stream is done with it stays pinned for the next block of its size. To give it back
- * waits for all work of the device, and on some drivers whoever pins memory meanwhile waits for that. */
+/* A block of a host pool that is free stays pinned for the next allocation of the same size. To unpin it would wait for
+ * all work of the device, and with some drivers other threads that pin memory would wait for that, too. */
 static pthread_mutex_t keeping = PTHREAD_MUTEX_INITIALIZER;
 static struct kept {
     struct ww_device *device; /* NULL: no block */
@@ -45,11 +45,11 @@ static struct kept take_kept(struct kept *k) {
     return was;
 }
 
-/* Keep a block, or return false. Blocks of an earlier life of the device make room. */
+/* Keep a free block pinned, or return false. Unmap kept blocks of earlier lives of the device. */
 static bool keep(struct ww_device *d, const struct ww_span *r) {
     uint64_t life = atomic_load(&d->life);
     struct kept *room = NULL;
-    pthread_mutex_lock(&keeping);
+    WW_LOCK(&keeping);
     for (struct kept *k = kept; k < kept + KEEP_BLOCKS; k++) {
         if (k->device == d && k->life != life) {
             struct kept old = take_kept(k);
@@ -57,24 +57,20 @@ static bool keep(struct ww_device *d, const struct ww_span *r) {
         }
         room = k->device ? room : k;
     }
-    bool fits = room && r->owner && !d->facts.remote && kept_bytes + r->size <= KEEP_BYTES;
-    if (fits) {
-        *room = (struct kept){d, life, *r};
-        kept_bytes += r->size;
-    }
-    pthread_mutex_unlock(&keeping);
-    return fits;
+    if (!room || !r->owner || d->facts.remote || kept_bytes + r->size > KEEP_BYTES)
+        return false;
+    *room = (struct kept){d, life, *r};
+    kept_bytes += r->size;
+    return true;
 }
 
-/* A kept block of such a size, or NULL. */
+/* Take a kept block of this size and with these flags, or return NULL. */
 static void *pin_kept(struct ww_device *d, size_t whole, uint32_t flags) {
-    void *at = NULL;
-    pthread_mutex_lock(&keeping);
-    for (struct kept *k = kept; k < kept + KEEP_BLOCKS && !at; k++)
+    WW_LOCK(&keeping);
+    for (struct kept *k = kept; k < kept + KEEP_BLOCKS; k++)
         if (k->device == d && k->life == atomic_load(&d->life) && k->range.size == whole && k->range.flags == flags)
-            at = (void *)(uintptr_t)take_kept(k).range.start;
-    pthread_mutex_unlock(&keeping);
-    return at;
+            return (void *)(uintptr_t)take_kept(k).range.start;
+    return NULL;
 }
 
 bool ww_unkeep(struct ww_device *d) {
@@ -96,7 +92,7 @@ struct unpinning {
     uint64_t life;
 };
 
-/* In the thread of host functions, which must not wait: other streams may wait for it. */
+/* Does not wait, because other streams may wait for a caller in the thread of host functions. */
 void ww_unpin_posted(struct ww_device *d, const struct ww_span *r, bool there) {
     if (there && !d->facts.remote)
         ww_send_free(d, WW_OP_UNPIN, 0, r->start);
@@ -111,7 +107,6 @@ static void unpin_later(void *data, int code) {
     free(u);
 }
 
-/* Memory of the host's pool goes when its stream gets there; the caller does not wait. */
 int ww_unpin_in_stream(struct ww_device *d, uint32_t stream, struct ww_device *owner, const struct ww_span *r) {
     struct unpinning *u = malloc(sizeof *u);
     if (!u)
@@ -125,9 +120,9 @@ int ww_unpin_in_stream(struct ww_device *d, uint32_t stream, struct ww_device *o
     return 0;
 }
 
-/* -- pinned -------------------------------------------------------------------------------------------------------- */
+/* -- pinned memory ------------------------------------------------------------------------------------------------- */
 
-/* Reserve unused addresses of the range for pinned memory; the next ones at each try. */
+/* Reserve unused addresses in the range for pinned memory. Each try takes the addresses after the previous try's. */
 static void *reserve(size_t nbytes) {
     static _Atomic uint64_t next = WW_PIN_LOWEST;
     for (int i = 0; i < PIN_TRIES; i++) {
@@ -142,7 +137,7 @@ static void *reserve(size_t nbytes) {
     return NULL;
 }
 
-/* Receive the memory that the worker made and map it at the reserved addresses. */
+/* Receive the memory that the worker has allocated, and map it at the reserved addresses. */
 static int map_pinned(struct ww_channel *c, void *at, size_t nbytes) {
     int fd = ww_receive_pinned(c, (uintptr_t)at, nbytes);
     bool good = fd >= 0 && mmap(at, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == at;
@@ -176,8 +171,8 @@ static int pin_at(struct ww_device *d, struct ww_channel *c, void *at, size_t wh
     return error ? error : unmapped;
 }
 
-/* For a device of another host: memory of the program alone, from and to which copies go by way of staging. It has
- * the bound that a worker holds. */
+/* Allocate pinned memory for a device of another host: memory that only the program can access, so that copies use
+ * staging. The limit is the same as a worker's. */
 static int pin_here(struct ww_device *d, void **address, size_t whole, uint32_t flags, void *owner) {
     uint64_t most = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 2;
     if (whole > most || ww_ranges_pinned(&d->ranges) > most - whole)
@@ -209,7 +204,7 @@ int ww_pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags, v
     for (int i = 0; i < PIN_TRIES && error == CUDA_ERROR_ALREADY_MAPPED; i++) {
         error = (at = reserve(whole)) ? pin_at(d, c, at, whole, lends) : CUDA_ERROR_OUT_OF_MEMORY;
         if (error == CUDA_ERROR_OUT_OF_MEMORY && (looks ? looks++ < LOOKS : ww_unkeep(d) && ++looks)) {
-            nanosleep(&step, NULL); /* until kept memory is available again */
+            nanosleep(&step, NULL); /* until ww_unkeep's memory is unpinned */
             error = CUDA_ERROR_ALREADY_MAPPED;
         }
     }
@@ -225,10 +220,10 @@ int ww_pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags, v
     return 0;
 }
 
-/* -- pages of the program ------------------------------------------------------------------------------------------ */
+/* -- registered pages of the program ------------------------------------------------------------------------------- */
 
-/* Return true if the range is private memory of the program that no file backs, and not its stack; or, with `shared`,
- * memory that a file backs. */
+/* Return true if the whole range is writable private anonymous memory, and not a stack; or, with `shared`, writable
+ * shared memory of a file, such as a memfd. */
 static bool has_pages(uintptr_t at, size_t nbytes, bool shared) {
     FILE *maps = fopen("/proc/self/maps", "re");
     char line[512], rights[5];
@@ -249,7 +244,7 @@ static bool has_pages(uintptr_t at, size_t nbytes, bool shared) {
     return maps && !nbytes;
 }
 
-/* Write accesses of other threads between copy and exchange are lost. */
+/* Writes of other threads to the pages between memcpy and mremap are lost. */
 int ww_pin_pages(struct ww_device *d, void *address, size_t nbytes, void **alias) {
     struct ww_span r;
     if (d->facts.remote)
@@ -260,7 +255,7 @@ int ww_pin_pages(struct ww_device *d, void *address, size_t nbytes, void **alias
     if (error)
         return error;
     memcpy(*alias, address, nbytes);
-    /* A size of 0 maps the same shared pages a second time, instead of the program's. */
+    /* With an old size of 0, mremap maps the same shared pages a second time, over the program's pages. */
     if (mremap(*alias, 0, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, address) == address) {
         madvise(address, nbytes, MADV_DOFORK); /* a forked child shares them */
         return 0;
@@ -270,8 +265,8 @@ int ww_pin_pages(struct ww_device *d, void *address, size_t nbytes, void **alias
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* A forked child would share the pages, and they could not be registered again. If the program has freed its memory, or
- * the system is out of memory, nothing changes. */
+/* Without this, a forked child would share the pages, and the program could not register them again. If the program has
+ * freed its memory, or the system is out of memory, nothing changes. */
 void ww_unpin_pages(void *address, size_t nbytes) {
     if (!has_pages((uintptr_t)address, nbytes, true))
         return;

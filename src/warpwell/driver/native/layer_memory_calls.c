@@ -6,7 +6,7 @@
 #define REGISTER_DEVICEMAP 2u
 #define REGISTER_IOMEMORY 4u
 
-/* Rows one behind another, each at a multiple of the pitch. */
+/* Allocate rows, each at a multiple of the pitch. */
 CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element) {
     size_t row = (width + PITCH - 1) / PITCH * PITCH;
     if (!pitch || !width || !height || (element != 4 && element != 8 && element != 16) || row < width ||
@@ -18,9 +18,10 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
     return error;
 }
 
-/* Take a block out of its table before the worker may give its address to another thread. Memory that a graph's node
- * allocates stays there: it belongs to the graph. The rest of a graph that is posted behind a host function may use the
- * block, so the host functions that hold the freeing stream of the device `on`, else any of the owner's, run first. */
+/* Remove the span of a block before the worker can reuse its address for another thread. The span of memory that a
+ * graph's node allocates stays, because it belongs to the graph. The rest of a graph that is still to be posted behind
+ * a host function may use the block. So first wait for host functions: those that hold the freeing stream if the
+ * block's device is `on`, the device of that stream, else all functions of the block's device. */
 static struct ww_device *take_block(CUdeviceptr address, const struct ww_device *on, uint32_t stream,
                                     struct ww_span *r) {
     struct ww_device *d = ww_range_owner(address, r);
@@ -38,7 +39,7 @@ static struct ww_device *take_block(CUdeviceptr address, const struct ww_device 
     return d;
 }
 
-/* d: the device of the stream in which the block is freed; NULL: without a stream. */
+/* Free a block. d: the device of the stream in which it is freed; NULL: without a stream. */
 static int free_block(struct ww_device *d, uint32_t stream, CUdeviceptr address) {
     struct ww_span r;
     struct ww_device *owner = take_block(address, d, stream, &r);
@@ -50,7 +51,7 @@ static int free_block(struct ww_device *d, uint32_t stream, CUdeviceptr address)
         return d ? ww_unpin_in_stream(d, stream, owner, &r) : ww_unpin_taken(owner, &r);
     if (owner == d)
         return ww_send_free(d, WW_OP_FREE_ASYNC, stream, address);
-    ww_peers_done(owner); /* also for a stream of another device, which does not cover this one's work */
+    ww_peers_done(owner); /* also for a stream of another device: no stream orders the work of all devices */
     return ww_send_free(owner, WW_OP_FREE, 0, address);
 }
 
@@ -64,7 +65,7 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
     return error || !address || (error = ww_unsafe()) ? error : free_block(NULL, 0, address);
 }
 
-/* In a stream that records: a node, for memory that a graph allocates. */
+/* Add a FREE node to the capture of a stream, for memory that a graph allocates. */
 static int free_in_graph(struct ww_device *d, uint32_t stream, CUdeviceptr address) {
     struct ww_span r;
     if (!ww_range_owner(address, &r) || !(r.flags & WW_OF_GRAPH) || r.start != address)
@@ -74,28 +75,19 @@ static int free_in_graph(struct ww_device *d, uint32_t stream, CUdeviceptr addre
     return ww_capture_add(d, stream, &work);
 }
 
-CUresult cuMemFreeAsync(CUdeviceptr address, CUstream h) {
-    struct ww_device *d;
-    uint32_t stream;
+int ww_body_cuMemFreeAsync(struct ww_device *d, uint32_t stream, CUdeviceptr address) {
     bool captured;
-    int error = ww_need(&d);
-    if (error || (error = ww_stream(h, &d, &stream)) || !address || (error = ww_captured(d, stream, &captured)))
+    int error = address ? ww_captured(d, stream, &captured) : 0;
+    if (error || !address)
         return error;
     return captured ? free_in_graph(d, stream, address) : free_block(d, stream, address);
 }
 
-int ww_allocate_in_stream(CUdeviceptr *address, size_t nbytes, struct ww_pool *p, CUstream h) {
-    struct ww_device *d;
-    uint32_t stream;
-    bool captured;
-    int error = ww_need(&d);
-    if (error || (error = ww_stream(h, &d, &stream)))
-        return error;
-    if (!address || (error = ww_captured(d, stream, &captured)))
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
+int ww_allocate_in_stream(struct ww_device *d, uint32_t stream, bool captured, CUdeviceptr *address, size_t nbytes,
+                          struct ww_pool *p) {
     if (captured)
-        return ww_capture_alloc(d, stream, nbytes ? nbytes : 1, address); /* no bytes: a node all the same */
-    if (!nbytes) {                                                        /* as the driver: no memory, and no error */
+        return ww_capture_alloc(d, stream, nbytes ? nbytes : 1, address); /* a node also for 0 bytes */
+    if (!nbytes) { /* no memory and no error, as with the driver */
         *address = 0;
         return 0;
     }
@@ -135,8 +127,8 @@ int ww_body_cuMemHostGetDevicePointer_v2(struct ww_device *d, CUdeviceptr *devic
     return 0;
 }
 
-/* Registered memory stays pageable for the worker, which is another process: it is copied by way of staging, and
- * kernels cannot read it. If the device is to map it, its pages move into memory that the worker pins as well. */
+/* Registered memory stays pageable, because the worker is another process: copies use staging, and kernels cannot
+ * access it. With REGISTER_DEVICEMAP, its pages are replaced by memory that the worker maps and pins. */
 int ww_body_cuMemHostRegister_v2(struct ww_device *d, void *address, size_t nbytes, unsigned flags) {
     struct ww_span r;
     void *alias = NULL;
@@ -173,20 +165,20 @@ int ww_body_cuMemHostUnregister(void *address) {
 
 /* -- attributes of pointers ---------------------------------------------------------------------------------------- */
 
-/* The device of an address and its range; registered memory is of the device on which it was registered. */
+/* Find the device and the span of an address. Registered memory belongs to the device on which it was registered. */
 static struct ww_device *owner_of(CUdeviceptr at, struct ww_span *r) {
     struct ww_device *d = ww_range_owner(at, r);
     return d || !ww_range_find(&layer.registered, at, r) ? d : &layer.devices[r->flags];
 }
 
-/* Address of memory for its device, or 0. */
+/* Return the address at which the device accesses an address of its memory, or 0 if it cannot. */
 static CUdeviceptr on_device(const struct ww_device *d, const struct ww_span *r, CUdeviceptr at) {
     if (r->what == WW_REGISTERED)
         return r->owner ? (uintptr_t)r->owner + (at - r->start) : 0;
     return r->what == WW_PINNED_MEMORY && d->facts.remote ? 0 : at;
 }
 
-/* Bytes of an attribute's value. */
+/* Return the size of an attribute's value in bytes. */
 static size_t width_of(int attribute) {
     static const uint32_t narrow = 1 << CU_POINTER_MEMORY_TYPE | 1 << CU_POINTER_SYNC_MEMOPS |
                                    1 << CU_POINTER_IS_MANAGED | 1 << CU_POINTER_DEVICE_ORDINAL |
@@ -195,7 +187,7 @@ static size_t width_of(int attribute) {
     return narrow >> attribute & 1 ? 4 : 8;
 }
 
-/* Write one attribute of a pointer with a known range. */
+/* Write one attribute of the address `at` in a span. */
 static int attribute_of(struct ww_device *d, const struct ww_span *r, CUdeviceptr at, int attribute, void *to) {
     bool pinned = r->what == WW_PINNED_MEMORY || r->what == WW_REGISTERED,
          managed = r->what == WW_PINNED_MEMORY && r->flags & WW_MANAGED,
@@ -237,7 +229,7 @@ int ww_body_cuPointerGetAttributes(unsigned n, int *attributes, void **to, CUdev
             return CUDA_ERROR_INVALID_VALUE;
         memset(to[i], 0, width_of(attributes[i]));
         if (d)
-            attribute_of(d, &r, at, attributes[i], to[i]); /* attributes that it lacks stay 0 */
+            attribute_of(d, &r, at, attributes[i], to[i]); /* attributes without a value stay 0 */
         else if (attributes[i] == CU_POINTER_DEVICE_ORDINAL)
             *(int *)to[i] = -2; /* plain host memory */
     }

@@ -1,4 +1,4 @@
-/* Names of errors, addresses of functions by name, and refusals. */
+/* Names of errors, addresses of functions by name, and refusals of calls that are not served. */
 #include "layer.h"
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -23,7 +23,8 @@ int ww_error_text(int code, bool name, const char **text) {
 #define NOT_FOUND 1
 #define TOO_OLD 2
 
-/* The newest variant of a name that is not newer than `version`; those for per-thread streams first where asked for. */
+/* Return the newest variant of a function that is not newer than `version`. With `per_thread`, prefer a variant whose
+ * default stream is the calling thread's. */
 static const struct ww_variant *variant_of(const char *name, int version, int per_thread, bool *known) {
     const struct ww_variant *best = NULL;
     *known = false;
@@ -40,10 +41,8 @@ static const struct ww_variant *variant_of(const char *name, int version, int pe
     return best;
 }
 
-CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
+int ww_body_cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
     bool known;
-    if (!name || !function || flags > 3)
-        return CUDA_ERROR_INVALID_VALUE;
     const struct ww_variant *v = variant_of(name, version, (flags & CU_GET_PROC_ADDRESS_PER_THREAD) != 0, &known);
     *function = v ? v->symbol : NULL;
     if (status)
@@ -53,7 +52,7 @@ CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uin
 
 /* -- refusals ------------------------------------------------------------------------------------------------------ */
 
-/* True for the first time that the process meets the name; names are literals. */
+/* Return true at the first call with this name in the process. Names are string literals. */
 static bool first_time(const char *name) {
     static const char *said[REFUSED_NAMES];
     static _Atomic int busy; /* no mutex: a forked child may call this, too */

@@ -1,15 +1,9 @@
-/* Parameters of nodes: read from the driver's structs, and returned in them. */
+/* Parameters of nodes, which programs pass and get in the driver's structs. */
 #include "layer.h"
 #include <stdlib.h>
 #include <string.h>
 
 /* -- from the driver's structs ------------------------------------------------------------------------------------- */
-
-static int device_for(CUcontext context, struct ww_device **d) {
-    int error = ww_ready();
-    *d = error ? NULL : context ? ww_context(context) : ww_current();
-    return error ? error : *d ? 0 : context ? CUDA_ERROR_INVALID_CONTEXT : ww_need(d) ? CUDA_ERROR_INVALID_CONTEXT : 0;
-}
 
 static int make_kernel(const struct cu_node_kernel *p, bool second, struct ww_work *w) {
     struct ww_launch k = {.function = p->function || !second ? (void *)p->function : (void *)p->kernel,
@@ -28,7 +22,7 @@ static int make_copy(const struct cu_copy3 *c, struct ww_work *w) {
 static int make_set(const struct cu_node_set *s, struct ww_work *w) {
     memcpy(&w->of.set, s, offsetof(struct cu_node_set, context));
     w->of.set.context = ww_context_handle(w->device);
-    return ww_set_check(w->device, s);
+    return ww_set_check(s);
 }
 
 static int make_event(CUevent event, struct ww_work *w) {
@@ -70,8 +64,7 @@ static int make_alloc(struct cu_node_alloc *p, struct ww_work *w) {
     return error;
 }
 
-/* With ww_graphs held: the graph in which the memory is freed knows the node that allocates it, or another graph does.
- */
+/* With ww_graphs held: make the work of a FREE node. The memory's ALLOC node is in the same graph or in another one. */
 static int make_free(const struct ww_graph *g, CUdeviceptr address, struct ww_work *w) {
     struct ww_span r;
     struct ww_graph_memory *m = NULL;
@@ -83,7 +76,7 @@ static int make_free(const struct ww_graph *g, CUdeviceptr address, struct ww_wo
         if (other->kind == CU_NODE_ALLOC && other->of.memory->address == address)
             m = other->of.memory;
         if (other->kind == CU_NODE_FREE && other->of.memory->address == address)
-            return CUDA_ERROR_INVALID_VALUE; /* twice */
+            return CUDA_ERROR_INVALID_VALUE; /* freed twice */
     }
     if (!m)
         return CUDA_ERROR_INVALID_VALUE;
@@ -94,7 +87,7 @@ static int make_free(const struct ww_graph *g, CUdeviceptr address, struct ww_wo
     return 0;
 }
 
-/* With ww_graphs held: a clone of the graph, as the driver does it. */
+/* With ww_graphs held: make the work of a child graph node, which has a clone of the graph, as with the driver. */
 static int make_child(const struct ww_graph *within, void *h, struct ww_work *w) {
     struct ww_graph *g = ww_graph(h);
     if (!g || g == within)
@@ -107,7 +100,7 @@ static int make_child(const struct ww_graph *within, void *h, struct ww_work *w)
     return w->of.graph ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* The parameters of the driver's union as the calls for single kinds have them. */
+/* Return the parameters in the driver's union in the form in which ww_node_make takes them. */
 static void *params_of(struct cu_node_params *p, CUcontext *context) {
     *context = p->type == CU_NODE_COPY ? p->of.copy.context : p->type == CU_NODE_SET ? p->of.set.context : NULL;
     switch (p->type) {
@@ -125,7 +118,7 @@ static void *params_of(struct cu_node_params *p, CUcontext *context) {
     }
 }
 
-/* Work of any kind but those that need their graph; the parameters, or the event. */
+/* Make the work of a node, unless it depends on the node's graph (make_in). kind, params: as for ww_node_make. */
 static int make(int kind, void *params, CUcontext context, struct ww_work *w) {
     int error;
     w->kind = kind;
@@ -144,8 +137,9 @@ static int make(int kind, void *params, CUcontext context, struct ww_work *w) {
     case CU_NODE_HOST:
         if (!params)
             return CUDA_ERROR_INVALID_VALUE;
-        if ((error =
-                 device_for(kind == CU_NODE_KERNEL ? ((struct cu_node_kernel *)params)->context : context, &w->device)))
+        if (kind == CU_NODE_KERNEL)
+            context = ((struct cu_node_kernel *)params)->context;
+        if ((error = ww_context_or_current(context, &w->device)))
             return error;
         if (kind == CU_NODE_COPY)
             return make_copy(params, w);
@@ -164,13 +158,13 @@ static int make(int kind, void *params, CUcontext context, struct ww_work *w) {
     case CU_NODE_ALLOC:
         return make_alloc(params, w);
     case CU_NODE_CONDITION:
-        return CUDA_ERROR_INVALID_VALUE; /* such a node stays as it was made */
+        return CUDA_ERROR_INVALID_VALUE; /* such a node cannot be changed */
     default:
         return ww_refused("graph nodes for semaphores and operations on memory");
     }
 }
 
-/* With ww_graphs held: work that a graph alone can have. */
+/* With ww_graphs held: make the work of a node, of the kinds that depend on the node's graph. */
 static int make_in(struct ww_graph *g, int kind, void *params, struct ww_work *w) {
     return kind == CU_NODE_GRAPH  ? make_child(g, params, w)
            : kind == CU_NODE_FREE ? make_free(g, (uintptr_t)params, w)
@@ -187,7 +181,7 @@ static int add(void **made, void *graph, void *const *handles, const struct cu_e
     if (error)
         return error;
     struct ww_node **deps = malloc((n + 1) * sizeof *deps), *node;
-    pthread_mutex_lock(&ww_graphs);
+    WW_LOCK_GRAPHS();
     struct ww_graph *g = ww_graph(graph);
     error = !deps ? CUDA_ERROR_OUT_OF_MEMORY : !g || !made || (n && !handles) ? CUDA_ERROR_INVALID_VALUE : 0;
     for (size_t i = 0; i < n && !error; i++)
@@ -200,7 +194,6 @@ static int add(void **made, void *graph, void *const *handles, const struct cu_e
         *made = node->object;
     if (!error && kind == CU_NODE_CONDITION)
         ((struct cu_node_condition *)params)->graphs = w.of.condition->handles;
-    ww_graphs_leave();
     free(deps);
     return error;
 }
@@ -246,7 +239,7 @@ int ww_node_set(void *h, int kind, void *params, CUcontext context) {
     int error = make(kind, params, context, &w);
     if (error)
         return error;
-    pthread_mutex_lock(&ww_graphs);
+    WW_LOCK_GRAPHS();
     struct ww_node *n = ww_node(h);
     if (n && n->work.kind == w.kind) {
         struct ww_work was = n->work;
@@ -256,7 +249,6 @@ int ww_node_set(void *h, int kind, void *params, CUcontext context) {
         error = CUDA_ERROR_INVALID_VALUE;
     }
     ww_work_drop(&w);
-    ww_graphs_leave();
     return error;
 }
 

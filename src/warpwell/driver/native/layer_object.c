@@ -1,14 +1,14 @@
-/* Handles: pointers into one table, so that a made-up or stale one is found out before it is followed; and ids on the
- * wire. */
+/* Handles, which are pointers into one table, so that an invalid or stale handle is detected before it is dereferenced;
+ * and ids of objects in messages to the worker. */
 #include "layer.h"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct ww_object *_Atomic table; /* WW_OBJECTS of them; pages come with their first use */
+static struct ww_object *_Atomic table; /* of WW_OBJECTS; Linux allocates pages at their first use */
 static _Atomic uint32_t used;
-static struct ww_object *free_first, *free_last; /* the one dropped longest ago is used first */
+static struct ww_object *free_first, *free_last; /* queue of destroyed objects; the oldest is reused first */
 static uint64_t last_serial;
 
 static struct ww_object *next_object(void) {
@@ -21,7 +21,8 @@ static struct ww_object *next_object(void) {
             return NULL;
         atomic_store(&table, all);
     }
-    if (o && (n >= 1024 || o != free_last)) { /* a small program sees no handle twice for a while */
+    /* While fewer than 1024 objects were used, one free object is kept: a small program rarely gets a handle again. */
+    if (o && (n >= 1024 || o != free_last)) {
         free_first = o->next;
         if (!free_first)
             free_last = NULL;
@@ -34,16 +35,15 @@ static struct ww_object *next_object(void) {
 }
 
 struct ww_object *ww_object_new(uint32_t kind, struct ww_device *d) {
-    pthread_mutex_lock(&lock);
+    WW_LOCK(&lock);
     struct ww_object *o = next_object();
-    if (o) {
-        memset((char *)o + sizeof o->kind, 0, sizeof *o - sizeof o->kind);
-        o->device = d;
-        o->life = d ? atomic_load(&d->life) : 0;
-        o->serial = ++last_serial;
-        atomic_store_explicit(&o->kind, kind, memory_order_release);
-    }
-    pthread_mutex_unlock(&lock);
+    if (!o)
+        return NULL;
+    memset((char *)o + sizeof o->kind, 0, sizeof *o - sizeof o->kind);
+    o->device = d;
+    o->life = d ? atomic_load(&d->life) : 0;
+    o->serial = ++last_serial;
+    atomic_store_explicit(&o->kind, kind, memory_order_release);
     return o;
 }
 
@@ -66,13 +66,9 @@ struct ww_object *ww_object(const void *handle, uint32_t kind) {
 int ww_object_drop(const void *handle, uint32_t kind, struct ww_object *was) {
     struct ww_object *o = at(handle);
     uint32_t expected = kind;
-    pthread_mutex_lock(&lock);
-    if (!o || !atomic_compare_exchange_strong(&o->kind, &expected, WW_DEAD)) {
-        pthread_mutex_unlock(&lock);
+    WW_LOCK(&lock);
+    if (!o || !atomic_compare_exchange_strong(&o->kind, &expected, WW_DEAD))
         return CUDA_ERROR_INVALID_HANDLE;
-    }
-    struct ww_device *d = o->device;
-    uint64_t life = o->life;
     if (was)
         memcpy(was, o, sizeof *was);
     o->next = NULL;
@@ -81,8 +77,7 @@ int ww_object_drop(const void *handle, uint32_t kind, struct ww_object *was) {
     else
         free_first = o;
     free_last = o;
-    pthread_mutex_unlock(&lock);
-    return d && life != atomic_load(&d->life) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : 0;
+    return o->device && o->life != atomic_load(&o->device->life) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : 0;
 }
 
 bool ww_grow(void *all, size_t n, size_t each) {
@@ -99,28 +94,25 @@ bool ww_grow(void *all, size_t n, size_t each) {
 /* -- ids ----------------------------------------------------------------------------------------------------------- */
 
 int ww_id_take(struct ww_ids *ids, uint32_t *id) {
-    int error = 0;
-    pthread_mutex_lock(&lock);
+    WW_LOCK(&lock);
     if (ids->next < ids->most) {
         *id = ids->next++;
-    } else if (ids->nfree) {
-        *id = ids->free[ids->at];
-        ids->at = (ids->at + 1) % ids->most;
-        ids->nfree--;
-    } else {
-        error = CUDA_ERROR_OUT_OF_MEMORY;
+        return 0;
     }
-    pthread_mutex_unlock(&lock);
-    return error;
+    if (!ids->nfree)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *id = ids->free[ids->at];
+    ids->at = (ids->at + 1) % ids->most;
+    ids->nfree--;
+    return 0;
 }
 
 void ww_id_give(struct ww_device *d, struct ww_ids *ids, uint64_t life, uint32_t id) {
-    pthread_mutex_lock(&lock);
+    WW_LOCK(&lock);
     if (!ids->free)
         ids->free = malloc(ids->most * sizeof *ids->free);
     if (ids->free && life == atomic_load(&d->life) && ids->nfree < ids->most)
         ids->free[(ids->at + ids->nfree++) % ids->most] = id;
-    pthread_mutex_unlock(&lock);
 }
 
 static void clear(struct ww_ids *ids, uint32_t first, uint32_t most) {
@@ -130,12 +122,11 @@ static void clear(struct ww_ids *ids, uint32_t first, uint32_t most) {
 }
 
 void ww_ids_clear(struct ww_device *d) {
-    pthread_mutex_lock(&lock);
+    WW_LOCK(&lock);
     clear(&d->streams, WW_FIRST_ID, WW_IDS);
     clear(&d->events, 1, WW_IDS);
     clear(&d->modules, 1, WW_MODULES);
     clear(&d->graphs, 1, WW_GRAPHS);
-    pthread_mutex_unlock(&lock);
 }
 
 void ww_objects_after_fork(void) { pthread_mutex_init(&lock, NULL); }

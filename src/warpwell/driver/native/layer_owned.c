@@ -1,11 +1,11 @@
-/* User objects of graphs, and the memory of ALLOC nodes. Both are freed when the lock of all graphs is left, because
- * destructors of user objects may take their time and may not call the driver. An address is reserved when its node is
- * made and stays until no graph and no plan names it. */
+/* User objects of graphs, and the memory of ALLOC nodes. Both are freed after ww_graphs is unlocked, because
+ * destructors of user objects may be slow, and memory is freed only when no device uses it. Memory is allocated when
+ * its node is created, and stays until no graph and no plan refers to it. */
 #include "layer.h"
 #include <stdlib.h>
 
 pthread_mutex_t ww_graphs = PTHREAD_MUTEX_INITIALIZER;
-static struct { /* without references; freed when the lock is left */
+static struct { /* objects without references, which are freed after ww_graphs is unlocked */
     struct ww_user *users;
     struct ww_graph_memory *memory;
 } due;
@@ -29,8 +29,7 @@ static void due_memory(struct ww_graph_memory *m) {
 /* -- memory of graphs ---------------------------------------------------------------------------------------------- */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct account { /* of a device's launches of graphs. Freed memory counts until it is trimmed, as with the
-                           driver */
+static struct account { /* bytes of a device's graph memory; freed memory counts as used until it is trimmed */
     size_t used, used_high, reserved, reserved_high, freed, idle;
     uint64_t trims;
 } accounts[WW_DEVICES];
@@ -58,11 +57,10 @@ struct ww_graph_memory *ww_graph_memory_new(struct ww_device *d, size_t nbytes, 
     if (on_host)
         m->address = (uintptr_t)at;
     struct account *a = account_of(d);
-    pthread_mutex_lock(&lock);
+    WW_LOCK(&lock);
     a->reserved += nbytes;
     if (a->reserved > a->reserved_high)
         a->reserved_high = a->reserved;
-    pthread_mutex_unlock(&lock);
     return m;
 }
 
@@ -70,35 +68,34 @@ void ww_graph_memory_live(struct ww_graph_memory *m) {
     struct account *a = account_of(m->device);
     if (atomic_exchange(&m->live, 1))
         return;
-    pthread_mutex_lock(&lock);
+    WW_LOCK(&lock);
     if (m->freed_in == a->trims + 1)
         a->freed -= m->nbytes;
     else
         a->used += m->nbytes;
     if (a->used > a->used_high)
         a->used_high = a->used;
-    pthread_mutex_unlock(&lock);
 }
 
 bool ww_graph_memory_freed(struct ww_graph_memory *m) {
     struct account *a = account_of(m->device);
     if (!atomic_exchange(&m->live, 0))
         return false;
-    pthread_mutex_lock(&lock);
+    WW_LOCK(&lock);
     a->freed += m->nbytes;
     m->freed_in = a->trims + 1;
-    pthread_mutex_unlock(&lock);
     return true;
 }
 
-/* Drop a reference, with ww_graphs held. The address of memory without references is not found from here on. */
+/* Drop a reference, with ww_graphs held. The last one removes the memory's span, so that calls with its address fail.
+ */
 void ww_graph_memory_drop(struct ww_graph_memory *m) {
     if (atomic_fetch_sub(&m->refs, 1) != 1)
         return;
     ww_graph_memory_freed(m);
     struct account *a = account_of(m->device);
     pthread_mutex_lock(&lock);
-    a->idle += m->nbytes; /* and counts as used until then, too, if a launch has allocated it */
+    a->idle += m->nbytes; /* until the next trim it is reserved, and used if a launch has allocated it */
     pthread_mutex_unlock(&lock);
     if (m->life != atomic_load(&m->device->life) ||
         !ww_range_take(&m->device->ranges, m->address, m->on_host ? WW_PINNED_MEMORY : WW_ON_DEVICE, &m->range))
@@ -116,14 +113,14 @@ static void free_unused(void *data, int code) {
 }
 
 static void free_memory(struct ww_graph_memory *m) {
-    if (m->range.size && m->on_host && ww_in_host_thread) { /* the end of a launch behind a host function */
+    if (m->range.size && m->on_host && ww_in_host_thread) { /* at the end of a launch behind a host function */
         ww_unpin_posted(m->device, &m->range, m->life == atomic_load(&m->device->life));
     } else if (m->range.size && m->on_host) {
         ww_unpin_taken(m->device, &m->range);
     } else if (m->range.size && m->life == atomic_load(&m->device->life)) {
         m->users = (struct ww_peers){.owner = m->device};
-        if (ww_in_host_thread && !is_unused(m)) { /* a device that uses it may wait for a host function */
-            ww_host_post(m->device, 0, false,     /* without memory for that it goes with the context */
+        if (ww_in_host_thread && !is_unused(m)) { /* a device that uses it may wait for this thread */
+            ww_host_post(m->device, 0, false,     /* if that fails, it is freed with the context */
                          &(struct ww_host){.due = is_unused, .then = free_unused, .data = m, .lent = true});
             return;
         }
@@ -133,7 +130,7 @@ static void free_memory(struct ww_graph_memory *m) {
     free(m);
 }
 
-/* Free objects without references: a destructor may take its time, and memory waits for the devices that may use it. */
+/* Unlock ww_graphs, then free objects without references, which may wait for the devices that may use the memory. */
 void ww_graphs_leave(void) {
     bool before = ww_in_host_function;
     struct ww_user *user = due.users;
@@ -158,12 +155,11 @@ void ww_graphs_leave(void) {
 
 int ww_body_cuDeviceGraphMemTrim(struct ww_device *d) {
     struct account *a = account_of(d);
-    pthread_mutex_lock(&lock);
+    WW_LOCK(&lock);
     a->used -= a->freed;
     a->reserved -= a->idle;
     a->freed = a->idle = 0;
     a->trims++;
-    pthread_mutex_unlock(&lock);
     return 0;
 }
 
@@ -171,10 +167,9 @@ int ww_body_cuDeviceGetGraphMemAttribute(struct ww_device *d, int attribute, voi
     const struct account *a = account_of(d);
     if (attribute < CU_GRAPH_USED || attribute > CU_GRAPH_RESERVED_HIGH)
         return CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&lock);
+    WW_LOCK(&lock);
     const uint64_t values[] = {a->used, a->used_high, a->reserved, a->reserved_high}; /* as enum cu_graph_memory */
     *(uint64_t *)to = values[attribute];
-    pthread_mutex_unlock(&lock);
     return 0;
 }
 
@@ -182,11 +177,10 @@ int ww_body_cuDeviceSetGraphMemAttribute(struct ww_device *d, int attribute, voi
     struct account *a = account_of(d);
     if (*(uint64_t *)from || (attribute != CU_GRAPH_USED_HIGH && attribute != CU_GRAPH_RESERVED_HIGH))
         return CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&lock);
+    WW_LOCK(&lock);
     if (attribute == CU_GRAPH_USED_HIGH)
         a->used_high = a->used;
     else
         a->reserved_high = a->reserved;
-    pthread_mutex_unlock(&lock);
     return 0;
 }

@@ -1,9 +1,10 @@
-/* Two workers of this process on one host: links between them, access of one device to another's memory, and waits
- * for another device's events.
+/* Links between two workers of this process on one host, access of one device to another device's memory, and waits for
+ * another device's events.
  *
- * A link is made at the first need: a socket pair, one end to each worker. Over it a worker shares its memory, by
- * direction: from then on every allocation of the owner is mapped at the user, too. The result for a pair
- * is valid for the lives of both devices. Without a link, copies and waits pass through the program.
+ * A link is a socket pair with one end for each worker, created at its first use. Over it, the worker of an owner
+ * shares its memory with the worker of a user, which from then on maps every allocation of the owner. The result for a
+ * pair is valid for the lives of both devices. Without a link, the program carries out copies and waits between two
+ * devices.
  */
 #include "layer.h"
 #include "system.h"
@@ -12,10 +13,10 @@
 #define YES 1u
 #define NO 2u
 
-static _Atomic uint64_t linked[WW_DEVICES][WW_DEVICES];  /* tag of both lives | YES or NO; the smaller index first */
-static _Atomic uint64_t reached[WW_DEVICES][WW_DEVICES]; /* the same: user, owner */
-static _Atomic uint64_t numbers;                         /* of signals */
-static uint32_t serial;                                  /* under layer.linking */
+static _Atomic uint64_t linked[WW_DEVICES][WW_DEVICES];  /* tag of both lives | YES or NO; smaller index first */
+static _Atomic uint64_t reached[WW_DEVICES][WW_DEVICES]; /* the same, by index of user, owner */
+static _Atomic uint64_t numbers;                         /* number of the last signal */
+static uint32_t serial; /* of the last packet with a descriptor; layer.linking protects it */
 _Atomic uint64_t ww_pins;
 
 static int index_of(const struct ww_device *d) { return (int)(d - layer.devices); }
@@ -35,7 +36,8 @@ static const struct ww_peer *peer_of(const struct ww_device *d, const struct ww_
 
 /* -- links --------------------------------------------------------------------------------------------------------- */
 
-/* Hand a descriptor to a worker, and post the call whose arguments name the serial; layer.linking is held. */
+/* Send a descriptor to a worker in a packet with `serial`, then post the call whose arguments have the same number.
+ * layer.linking is held. */
 static int give(struct ww_device *d, int fd, uint16_t op, const void *args, size_t nargs) {
     struct ww_link_packet packet = {WW_LINK, serial};
     pthread_mutex_lock(&d->post);
@@ -56,7 +58,7 @@ static bool is_known(const _Atomic uint64_t *known, uint64_t now, bool *can) {
     return (was & ~3ull) == now && (was & 3);
 }
 
-/* A link, if there can be one; layer.linking is held. */
+/* Link two workers; false: they have no link. layer.linking is held. */
 static bool link_up(struct ww_device *a, struct ww_device *b) {
     if (a > b)
         return link_up(b, a);
@@ -72,7 +74,7 @@ static bool link_up(struct ww_device *a, struct ww_device *b) {
     error = error ? error : give_end(b, a, ends[1]);
     close(ends[0]);
     close(ends[1]);
-    if (error != CUDA_ERROR_NOT_READY) /* memory of the previous worker is still in use: not now */
+    if (error != CUDA_ERROR_NOT_READY) /* NOT_READY: a previous worker's memory is still in use, try again */
         atomic_store(known, now | (error ? NO : YES));
     return !error;
 }
@@ -85,27 +87,25 @@ bool ww_reach(struct ww_device *user, struct ww_device *owner) {
         return can;
     if (!peer_of(user, owner))
         return false;
-    pthread_mutex_lock(&layer.linking);
-    if (!is_known(known, now, &can) && (can = link_up(user, owner))) {
-        int error = ww_call_link(owner, WW_OP_SHARE, 0, (uint32_t)index_of(user), 0, NULL, 0);
-        can = !error;
-        atomic_store(&owner->shared, 1); /* later synchronous copies to it wait for their end; earlier ones do here */
-        if (can)
-            can = !ww_call(owner, WW_OP_STREAM_SYNC, WW_LEGACY, NULL, 0, NULL, 0);
-        if (error != CUDA_ERROR_OUT_OF_MEMORY)
-            atomic_store_explicit(known, now | (can ? YES : NO), memory_order_release);
-    }
-    pthread_mutex_unlock(&layer.linking);
+    WW_LOCK(&layer.linking);
+    if (is_known(known, now, &can) || !(can = link_up(user, owner)))
+        return can;
+    int error = ww_call_link(owner, WW_OP_SHARE, 0, (uint32_t)index_of(user), 0, NULL, 0);
+    atomic_store(&owner->shared, 1); /* later synchronous copies to it wait; this call waits for earlier ones */
+    can = !error && !ww_call(owner, WW_OP_STREAM_SYNC, WW_LEGACY, NULL, 0, NULL, 0);
+    if (error != CUDA_ERROR_OUT_OF_MEMORY)
+        atomic_store_explicit(known, now | (can ? YES : NO), memory_order_release);
     return can;
 }
 
-/* -- memory that others use ---------------------------------------------------------------------------------------- */
+/* -- memory that other devices use --------------------------------------------------------------------------------- */
 
 void ww_touch(struct ww_device *user, struct ww_device *owner) {
     atomic_fetch_or(&user->touched, 1ull << index_of(owner));
 }
 
-/* The next that may use the owner's memory, from *i on; NULL: no more. A lost one uses it no more. */
+/* Return the next device that may use the owner's memory, from index *i on, or NULL. Callers ignore errors of a lost
+ * device, because it does not use memory any more. */
 static struct ww_device *next_user(const struct ww_device *owner, int *i) {
     uint64_t bit = 1ull << index_of(owner);
     while (*i < layer.ndevices && atomic_load_explicit(&owner->shared, memory_order_relaxed)) {
@@ -158,11 +158,11 @@ void ww_peers_clear(struct ww_device *d) {
 
 /* -- pinned memory ---------------------------------------------------------------------------------------------------
  *
- * Memory that one worker has pinned is mapped by the others of this host, at the same address, before their first
- * kernel or copy that may use it.
+ * The workers of the other devices on this host map memory that one worker has pinned at the same address, before the
+ * first kernel or copy that may use it.
  */
 
-#define PINNED_MS 10000 /* the packet with the memory is on its way when its answer is there */
+#define PINNED_MS 10000 /* timeout; the worker sends the packet before it answers the call */
 
 int ww_receive_pinned(struct ww_channel *c, uint64_t address, size_t nbytes) {
     struct ww_pinned packet;
@@ -192,7 +192,7 @@ static int lend(struct ww_device *owner, const struct ww_span *r, int *fd) {
     return error ? error : *fd < 0 ? CUDA_ERROR_OUT_OF_MEMORY : 0;
 }
 
-/* layer.linking is held. */
+/* Make the worker of `d` map a pinned block of another device; layer.linking is held. */
 static int map_block(struct ww_device *d, struct ww_device *owner, const struct ww_span *r) {
     struct ww_args_pin args = {r->start, r->size, 0, ++serial};
     struct ww_args_free back = {r->start};
@@ -202,7 +202,7 @@ static int map_block(struct ww_device *d, struct ww_device *owner, const struct 
         return error;
     error = give(d, fd, WW_OP_BORROW, &args, sizeof args);
     close(fd);
-    if (!error && !ww_range_share(&owner->ranges, r, bit)) /* it was given back meanwhile */
+    if (!error && !ww_range_share(&owner->ranges, r, bit)) /* freed in the meantime */
         ww_send(d, WW_OP_UNPIN, 0, &back, sizeof back);
     if (life != atomic_load(&d->life))
         ww_ranges_unshare(&owner->ranges, bit);
@@ -212,9 +212,9 @@ static int map_block(struct ww_device *d, struct ww_device *owner, const struct 
 void ww_map_pinned(struct ww_device *d) {
     static _Atomic int said;
     struct ww_span r;
-    if (ww_in_host_thread) /* it must not wait: the call that posted its work has done this */
+    if (ww_in_host_thread) /* this thread must not wait; the call that queued its work has mapped the memory */
         return;
-    pthread_mutex_lock(&layer.linking);
+    WW_LOCK(&layer.linking);
     uint64_t pins = atomic_load(&ww_pins), life = atomic_load(&d->life);
     for (int i = 0; i < layer.ndevices && !d->facts.remote; i++) {
         struct ww_device *owner = &layer.devices[i];
@@ -224,13 +224,14 @@ void ww_map_pinned(struct ww_device *d) {
                 continue;
             int error = map_block(d, owner, &r);
             if (error && !atomic_exchange(&said, 1))
-                ww_say("device %d cannot use pinned memory of device %d: error %d", d->ordinal, owner->ordinal, error);
+                ww_say(
+                    "device %d cannot use pinned memory of device %d: error %d; allocate it while device %d is current",
+                    d->ordinal, owner->ordinal, error, d->ordinal);
         }
     }
     atomic_store(&d->pins, pins);
     if (life != atomic_load(&d->life))
         atomic_store(&d->pins, 0);
-    pthread_mutex_unlock(&layer.linking);
 }
 
 void ww_unshare(const struct ww_span *r) {
@@ -247,13 +248,13 @@ void ww_unshare_all(struct ww_device *owner) {
 
 /* -- waits for another device's events ----------------------------------------------------------------------------- */
 
-/* The owner's worker signals the waiting one when the event's last record has been passed; the stream is held there. */
+/* The owner's worker signals the worker of `d` when the event's last record is done; the latter holds the stream until
+ * the signal arrives. */
 int ww_wait_across(struct ww_device *d, uint32_t stream, struct ww_device *owner, uint32_t event, bool *can) {
     struct ww_device *first = d < owner ? d : owner, *second = d < owner ? owner : d;
     if (!is_known(&linked[index_of(first)][index_of(second)], tag(first, second), can)) {
-        pthread_mutex_lock(&layer.linking);
+        WW_LOCK(&layer.linking);
         *can = link_up(first, second);
-        pthread_mutex_unlock(&layer.linking);
     }
     if (!*can)
         return 0;
@@ -275,7 +276,8 @@ int ww_body_cuDeviceGetP2PAttribute(struct ww_device *d, struct ww_device *owner
     return 0;
 }
 
-/* Reach it, or wait a while for the worker that was there before: it is about to be forgotten. */
+/* Call ww_reach until its result is final, for at most about 1 s, because memory of a previous worker may still be in
+ * use. */
 static bool reach_soon(struct ww_device *d, struct ww_device *owner) {
     struct timespec step = {.tv_nsec = 2000000};
     bool can;
@@ -312,7 +314,7 @@ int ww_body_cuCtxDisablePeerAccess(struct ww_device *d, CUcontext context) {
     uint64_t bit = 1ull << index_of(owner);
     if (!(atomic_load(&d->peers) & bit))
         return CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
-    ww_touch(d, owner); /* kernels may still be at it */
+    ww_touch(d, owner); /* earlier kernels may still access the memory */
     atomic_fetch_and(&d->peers, ~bit);
     return 0;
 }

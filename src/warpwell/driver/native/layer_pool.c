@@ -1,10 +1,10 @@
-/* Memory pools: accounts over the device's memory, and over pinned memory.
+/* Memory pools: accounts over device memory and pinned memory.
  *
- * A worker has one arena for all that its client allocates, so a pool has no memory of its own: it counts what was
- * allocated from it, and refuses allocations beyond its maximum. It reserves the memory in use, by pieces; freed memory
- * stays mapped in the worker for the next allocation, regardless of the threshold. Use goes down with the call
- * that frees, not when its stream gets there. Memory of the host's pool, and managed memory, is pinned by the current
- * device's worker.
+ * A worker has one arena for all allocations of its client, so a pool has no memory of its own: it counts the bytes
+ * that are allocated from it, and refuses allocations beyond its maximum. The reserved bytes that it reports are the
+ * used bytes in units of PIECE, and freed bytes up to the threshold; the worker keeps freed memory mapped in any case.
+ * Used bytes decrease with the call that frees, not when its stream reaches that call. The current device's worker pins
+ * the memory of host pools and managed memory.
  */
 #include "layer.h"
 #include <stdlib.h>
@@ -15,18 +15,18 @@
 
 struct ww_pool {
     struct ww_object *object;
-    struct ww_device *device; /* NULL: the host's, or managed */
+    struct ww_device *device; /* NULL: a pool of host memory or managed memory */
     struct cu_pool_props props;
     int32_t reuse[3];
     uint64_t threshold;
     size_t used, used_high, reserved, reserved_high, blocks;
-    _Atomic uint64_t users; /* bits of other devices that may use it */
-    bool is_default, gone;  /* gone: its handle; it stays until its last block is freed */
+    _Atomic uint64_t users; /* bits of other devices that may access the pool's memory */
+    bool is_default, gone;  /* gone: the handle was destroyed; the pool is freed with its last block */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct ww_pool *defaults[WW_DEVICES + 2]; /* the last two: host memory and managed memory */
-static struct ww_pool *chosen[2];                /* of the last two: the result of cuMemGetMemPool; NULL: the default */
+static struct ww_pool *defaults[WW_DEVICES + 2]; /* by device; then of host memory, managed memory */
+static struct ww_pool *chosen[2]; /* by cuMemSetMemPool for host memory, managed memory; NULL: the default */
 
 /* -- pools --------------------------------------------------------------------------------------------------------- */
 
@@ -43,7 +43,7 @@ static struct ww_pool *make(struct ww_device *d, const struct cu_pool_props *pro
     return p;
 }
 
-/* The default pool of a device, NULL: of the host, or of managed memory. */
+/* Return the default pool of a device; for NULL, of host memory or managed memory. It is created at the first call. */
 struct ww_pool *ww_default_pool(struct ww_device *d, bool managed) {
     struct cu_pool_props props = {.type = managed ? CU_MEM_MANAGED : CU_MEM_PINNED, .location = {CU_LOCATION_HOST, 0}};
     struct ww_pool **at = &defaults[d ? d - layer.devices : WW_DEVICES + managed];
@@ -51,12 +51,10 @@ struct ww_pool *ww_default_pool(struct ww_device *d, bool managed) {
         props.location.kind = CU_LOCATION_NONE;
     if (d)
         props.location = (struct cu_mem_location){CU_LOCATION_DEVICE, (int)(d - layer.devices)};
-    pthread_mutex_lock(&lock);
+    WW_LOCK(&lock);
     if (!*at && (*at = make(d, &props)))
         (*at)->is_default = true;
-    struct ww_pool *p = *at;
-    pthread_mutex_unlock(&lock);
-    return p;
+    return *at;
 }
 
 struct ww_pool *ww_pool_of(struct ww_device *d) {
@@ -68,42 +66,42 @@ void *ww_pool_handle(struct ww_pool *p) { return p->object; }
 
 static size_t pieces(size_t nbytes) { return (nbytes + PIECE - 1) / PIECE * PIECE; }
 
-/* False: the pool would be too large. */
+/* Count an allocation; false: the pool would be too large. */
 static bool take(struct ww_pool *p, size_t nbytes) {
-    pthread_mutex_lock(&lock);
-    bool fits = nbytes < SIZE_MAX / 2 - p->used && (!p->props.most || p->used + nbytes <= pieces(p->props.most));
-    if (fits) {
-        p->used += nbytes;
-        p->blocks++;
-        if (p->used > p->used_high)
-            p->used_high = p->used;
-        if (pieces(p->used) > p->reserved)
-            p->reserved = pieces(p->used);
-        if (p->reserved > p->reserved_high)
-            p->reserved_high = p->reserved;
-    }
-    pthread_mutex_unlock(&lock);
-    return fits;
+    WW_LOCK(&lock);
+    if (nbytes >= SIZE_MAX / 2 - p->used || (p->props.most && p->used + nbytes > pieces(p->props.most)))
+        return false;
+    p->used += nbytes;
+    p->blocks++;
+    if (p->used > p->used_high)
+        p->used_high = p->used;
+    if (pieces(p->used) > p->reserved)
+        p->reserved = pieces(p->used);
+    if (p->reserved > p->reserved_high)
+        p->reserved_high = p->reserved;
+    return true;
 }
 
-/* Memory beyond the threshold is freed at once. */
+/* Reduce the reserved bytes to `keep` bytes, but not below the used bytes. */
 static void shrink(struct ww_pool *p, uint64_t keep) {
     size_t least = pieces(p->used);
     if (p->reserved > keep)
-        p->reserved = least > keep ? least : keep < p->reserved ? pieces(keep) : p->reserved;
+        p->reserved = least > keep ? least : pieces(keep);
     if (p->reserved < least)
         p->reserved = least;
 }
 
+static void free_last(struct ww_pool *p) {
+    if (p->gone && !p->blocks)
+        free(p);
+}
+
 void ww_pool_give(struct ww_pool *p, size_t nbytes) {
-    pthread_mutex_lock(&lock);
+    WW_LOCK(&lock);
     p->used -= nbytes;
     p->blocks--;
     shrink(p, p->threshold);
-    bool last = p->gone && !p->blocks;
-    pthread_mutex_unlock(&lock);
-    if (last)
-        free(p);
+    free_last(p);
 }
 
 int ww_pool_at(void *h, struct ww_pool **p) {
@@ -145,15 +143,12 @@ int ww_body_cuMemPoolDestroy(struct ww_pool *p, void *h) {
         struct ww_pool *seen = p;
         atomic_compare_exchange_strong(&layer.devices[i].pool, &seen, NULL);
     }
-    pthread_mutex_lock(&lock);
+    WW_LOCK(&lock);
     for (int i = 0; i < 2; i++)
         if (chosen[i] == p)
             chosen[i] = NULL;
     p->gone = true;
-    bool last = !p->blocks;
-    pthread_mutex_unlock(&lock);
-    if (last)
-        free(p);
+    free_last(p);
     return 0;
 }
 
@@ -170,7 +165,7 @@ enum setting { FIXED, SWITCH, VALUE, MARK };
 
 static const struct field {
     int attribute;
-    enum setting setting; /* MARK: the highest value of the field before it; it can be set to 0, the current value */
+    enum setting setting; /* MARK: high-water mark of the field in front; to set it to 0 resets it to that field */
     size_t at, nbytes;
 } fields[] = {
     {CU_POOL_FOLLOW_EVENTS, SWITCH, offsetof(struct ww_pool, reuse[0]), 4},
@@ -199,9 +194,8 @@ int ww_body_cuMemPoolGetAttribute(struct ww_pool *p, int attribute, void *to) {
     const struct field *f = field_of(attribute);
     if (!f)
         return CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&lock);
+    WW_LOCK(&lock);
     memcpy(to, (const char *)p + f->at, f->nbytes);
-    pthread_mutex_unlock(&lock);
     return 0;
 }
 
@@ -210,12 +204,11 @@ int ww_body_cuMemPoolSetAttribute(struct ww_pool *p, int attribute, void *from) 
     char *at = (char *)p + (f ? f->at : 0);
     if (!f || f->setting == FIXED || (f->setting == MARK && *(uint64_t *)from))
         return CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&lock);
+    WW_LOCK(&lock);
     if (f->setting == SWITCH)
         *(int32_t *)(void *)at = !!*(int32_t *)from;
     else
         memcpy(at, f->setting == MARK ? at - sizeof(size_t) : from, f->nbytes);
-    pthread_mutex_unlock(&lock);
     return 0;
 }
 
@@ -231,7 +224,7 @@ static bool is_place(const struct cu_mem_location *at) {
     return at->kind != CU_LOCATION_DEVICE || (at->id >= 0 && at->id < layer.ndevices);
 }
 
-/* A reset of one of the devices takes the access. */
+/* Return true if a device was given access to a pool of another device, and neither was reset since. */
 static bool is_user(const struct ww_pool *p, const struct cu_mem_location *at) {
     return p->device && at->kind == CU_LOCATION_DEVICE && atomic_load(&p->users) >> at->id & 1 &&
            atomic_load(&layer.devices[at->id].granted) >> (p->device - layer.devices) & 1;
@@ -245,8 +238,8 @@ int ww_body_cuMemPoolGetAccess(struct ww_pool *p, int *flags, void *where) {
     return 0;
 }
 
-/* Give another device access to a pool, or take it. A device that may use one pool of a device reaches all its memory.
- */
+/* Give another device access to a pool, or revoke it. A device with access to one pool of a device can in fact access
+ * all memory of that device. */
 static int set_user(struct ww_pool *p, const struct cu_mem_access *a) {
     uint64_t bit = 1ull << a->location.id;
     if (!a->access) {
@@ -293,40 +286,27 @@ int ww_body_cuDeviceSetMemPool(struct ww_device *d, struct ww_pool *p) {
     return 0;
 }
 
-/* The device of a location, NULL: the host, or managed memory. */
-static int place_of(const struct cu_mem_location *at, int type, const void *out, struct ww_device **d) {
+/* Find the device of a location; NULL: the host, or any location of managed memory. */
+int ww_pool_place(const struct cu_mem_location *at, int type, const void *out, struct ww_device **d) {
     int error = ww_ready();
+    *d = NULL;
     if (error || !at || !out || !is_place(at))
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     if (type == CU_MEM_MANAGED)
         return ww_managed_check(&layer.devices[0]);
     if (type != CU_MEM_PINNED || at->kind < CU_LOCATION_DEVICE || at->kind > CU_LOCATION_NUMA_CURRENT)
         return CUDA_ERROR_INVALID_VALUE;
-    *d = at->kind == CU_LOCATION_DEVICE ? &layer.devices[at->id] : NULL;
+    if (at->kind == CU_LOCATION_DEVICE)
+        *d = &layer.devices[at->id];
     return 0;
 }
 
-CUresult cuMemGetDefaultMemPool(void **pool, void *where, int type) {
-    struct ww_device *d = NULL;
-    int error = place_of(where, type, pool, &d);
-    return error ? error : ww_give_pool(pool, ww_default_pool(d, type == CU_MEM_MANAGED));
-}
-
-CUresult cuMemGetMemPool(void **pool, void *where, int type) {
-    struct ww_device *d = NULL;
-    int error = place_of(where, type, pool, &d);
-    if (error)
-        return error;
+int ww_body_cuMemGetMemPool(struct ww_device *d, void **pool, int type) {
     bool managed = type == CU_MEM_MANAGED;
     return ww_give_pool(pool, d ? ww_pool_of(d) : chosen[managed] ? chosen[managed] : ww_default_pool(NULL, managed));
 }
 
-CUresult cuMemSetMemPool(void *where, int type, void *pool) {
-    struct ww_device *d = NULL;
-    struct ww_pool *p;
-    int error = place_of(where, type, where, &d);
-    if (error || (error = ww_pool_at(pool, &p)))
-        return error;
+int ww_body_cuMemSetMemPool(struct ww_device *d, struct ww_pool *p, int type) {
     if (p->device != d || p->props.type != type)
         return CUDA_ERROR_INVALID_VALUE;
     if (d)
@@ -340,7 +320,7 @@ CUresult cuMemSetMemPool(void *where, int type, void *pool) {
 
 int ww_pool_allocate(struct ww_pool *p, struct ww_device *d, uint32_t stream, size_t nbytes, CUdeviceptr *address) {
     void *at = NULL;
-    size_t taken = p->device ? nbytes : (nbytes + 4095) & ~(size_t)4095; /* as the range that is given back */
+    size_t taken = p->device ? nbytes : (nbytes + 4095) & ~(size_t)4095; /* as ww_pin rounds the size */
     if (!take(p, taken))
         return CUDA_ERROR_OUT_OF_MEMORY;
     int error = p->device ? ww_allocate(p->device, p->device == d ? WW_OP_ALLOC_ASYNC : WW_OP_ALLOC,

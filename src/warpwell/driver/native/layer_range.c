@@ -1,6 +1,7 @@
-/* Which addresses belong to whom: memory on devices, globals of modules, pinned and registered host memory.
+/* Tables of address ranges: device memory, globals of modules, pinned and registered host memory.
  *
- * A table for each device: globals of modules lie where each driver put them, and may collide between devices.
+ * Each device has a table of its own, because the driver of each worker chooses the addresses of globals, and two
+ * devices may have globals at the same address.
  */
 #include "layer.h"
 #include "system.h"
@@ -26,10 +27,8 @@ int ww_range_add(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t wh
     struct ww_span r = {start, size, what, flags, atomic_fetch_add(&last_serial, 1) + 1, owner, 0};
     if (!size || start + size < start)
         return CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&t->lock);
-    int error = insert(t, &r);
-    pthread_mutex_unlock(&t->lock);
-    return error;
+    WW_LOCK(&t->lock);
+    return insert(t, &r);
 }
 
 static bool find(const struct ww_ranges *t, uint64_t at, size_t *i) {
@@ -39,35 +38,31 @@ static bool find(const struct ww_ranges *t, uint64_t at, size_t *i) {
 
 bool ww_range_take(struct ww_ranges *t, uint64_t start, uint32_t what, struct ww_span *r) {
     size_t i;
-    pthread_mutex_lock(&t->lock);
-    bool found = find(t, start, &i) && t->all[i].start == start && t->all[i].what == what;
-    if (found) {
-        *r = t->all[i];
-        t->n--;
-        memmove(t->all + i, t->all + i + 1, (t->n - i) * sizeof *t->all);
-    }
-    pthread_mutex_unlock(&t->lock);
-    return found;
+    WW_LOCK(&t->lock);
+    if (!find(t, start, &i) || t->all[i].start != start || t->all[i].what != what)
+        return false;
+    *r = t->all[i];
+    t->n--;
+    memmove(t->all + i, t->all + i + 1, (t->n - i) * sizeof *t->all);
+    return true;
 }
 
 bool ww_range_find(struct ww_ranges *t, uint64_t at, struct ww_span *r) {
     size_t i;
-    pthread_mutex_lock(&t->lock);
-    bool found = find(t, at, &i);
-    if (found)
-        *r = t->all[i];
-    pthread_mutex_unlock(&t->lock);
-    return found;
+    WW_LOCK(&t->lock);
+    if (!find(t, at, &i))
+        return false;
+    *r = t->all[i];
+    return true;
 }
 
 bool ww_range_next(struct ww_ranges *t, uint64_t from, struct ww_span *r) {
-    pthread_mutex_lock(&t->lock);
+    WW_LOCK(&t->lock);
     size_t i = ww_first_behind(t->all, t->n, sizeof *t->all, from);
-    bool found = i < t->n;
-    if (found)
-        *r = t->all[i];
-    pthread_mutex_unlock(&t->lock);
-    return found;
+    if (i == t->n)
+        return false;
+    *r = t->all[i];
+    return true;
 }
 
 struct ww_device *ww_range_owner(uint64_t at, struct ww_span *r) {
@@ -86,33 +81,41 @@ bool ww_range_holds(const struct ww_span *r, uint64_t at, uint64_t nbytes) {
 
 uint64_t ww_ranges_pinned(struct ww_ranges *t) {
     uint64_t nbytes = 0;
-    pthread_mutex_lock(&t->lock);
+    WW_LOCK(&t->lock);
     for (size_t i = 0; i < t->n; i++)
         nbytes += t->all[i].what == WW_PINNED_MEMORY ? t->all[i].size : 0;
-    pthread_mutex_unlock(&t->lock);
     return nbytes;
 }
 
 bool ww_range_share(struct ww_ranges *t, const struct ww_span *r, uint64_t user) {
     size_t i;
-    pthread_mutex_lock(&t->lock);
-    bool found = find(t, r->start, &i) && t->all[i].serial == r->serial;
-    if (found)
-        t->all[i].users |= user;
-    pthread_mutex_unlock(&t->lock);
-    return found;
+    WW_LOCK(&t->lock);
+    if (!find(t, r->start, &i) || t->all[i].serial != r->serial)
+        return false;
+    t->all[i].users |= user;
+    return true;
 }
 
 void ww_ranges_unshare(struct ww_ranges *t, uint64_t user) {
-    pthread_mutex_lock(&t->lock);
+    WW_LOCK(&t->lock);
     for (size_t i = 0; i < t->n; i++)
         t->all[i].users &= ~user;
-    pthread_mutex_unlock(&t->lock);
+}
+
+static void clear_registered(uint32_t device) {
+    struct ww_ranges *t = &layer.registered;
+    WW_LOCK(&t->lock);
+    size_t kept = 0;
+    for (size_t i = 0; i < t->n; i++)
+        if (t->all[i].flags != device)
+            t->all[kept++] = t->all[i];
+    t->n = kept;
 }
 
 void ww_ranges_clear(struct ww_device *d, void (*give)(struct ww_pool *, size_t)) {
     struct ww_ranges *t = &d->ranges;
-    pthread_mutex_lock(&t->lock);
+    clear_registered((uint32_t)(d - layer.devices));
+    WW_LOCK(&t->lock);
     for (size_t i = 0; i < t->n; i++) {
         if (t->all[i].what == WW_PINNED_MEMORY)
             munmap((void *)(uintptr_t)t->all[i].start, t->all[i].size);
@@ -120,13 +123,4 @@ void ww_ranges_clear(struct ww_device *d, void (*give)(struct ww_pool *, size_t)
             give(t->all[i].owner, t->all[i].size);
     }
     t->n = 0;
-    pthread_mutex_unlock(&t->lock);
-    t = &layer.registered;
-    pthread_mutex_lock(&t->lock);
-    size_t kept = 0;
-    for (size_t i = 0; i < t->n; i++)
-        if (t->all[i].flags != (uint32_t)(d - layer.devices))
-            t->all[kept++] = t->all[i];
-    t->n = kept;
-    pthread_mutex_unlock(&t->lock);
 }

@@ -1,24 +1,23 @@
-/* Posting calls, waiting for their answers, places of staging, errors of calls without an answer.
+/* Posting calls, waiting for answers, staging places, deferred errors.
  *
  * Posting needs device.post. Waiting needs no lock, only a reference to the channel: a reset in another thread marks
- * the channel lost, and a waiting thread sees that within WAIT_MS. Futex waits continue after signals.
+ * the channel lost, and a waiting thread sees that within WAIT_MS. A signal does not end a wait.
  */
 #include "layer.h"
 #include "system.h"
 #include <stdlib.h>
 
-#define WAIT_MS 50
-#define SPIN_NS 10000000 /* a thread that waits keeps its core for so long, as it does with a driver of its own, .. */
-#define SPIN_SHORT_NS                                                                                                  \
-    20000           /* .. or for so long, where the context's flags ask for that, or only the worker is behind, .. */
-#define SPIN_FEW 20 /* .. or looks so often, where the worker needs the core */
-#define LOOKS 32    /* between two looks at the clock */
-#define YIELDS 16   /* looks at the clock between two offers of the core to others */
-#define AHEAD (16u << 20)          /* weight of calls in a stream after which the caller waits until they are issued */
-#define CALL_WEIGHT 4096u          /* of a call, in addition to its bytes */
-#define NO_SLOT_NOW (-2)           /* many threads wait: ask again and again instead */
-#define KEPT_SLOTS (0xffull << 56) /* of 64: not for calls that may never return */
-#define KEPT_PLACES ((WW_PLACES + 7u) / 8u + 1u) /* not for streams that have not been waited for */
+#define WAIT_MS 50                 /* interval at which a waiting thread checks that the worker is alive */
+#define SPIN_NS 10000000           /* a waiting thread spins for 10 ms before it sleeps, as with the native driver */
+#define SPIN_SHORT_NS 20000        /* spin time with CU_CTX_BLOCKING_SYNC, or if the call only has to be issued */
+#define SPIN_FEW 20                /* checks before a thread sleeps if the worker may need its core */
+#define LOOKS 32                   /* checks of the awaited word between two readings of the clock */
+#define YIELDS 16                  /* readings of the clock between two calls of sched_yield */
+#define AHEAD (16u << 20)          /* weight of a stream's calls after which a caller waits until its call is issued */
+#define CALL_WEIGHT 4096u          /* weight of a call, in addition to its bytes */
+#define NO_SLOT_NOW (-2)           /* all slots are taken: poll with a query instead of waiting */
+#define KEPT_SLOTS (0xffull << 56) /* 8 of each 64 slots are only for calls that are answered soon */
+#define KEPT_PLACES ((WW_PLACES + 7u) / 8u + 1u) /* places only for callers that have synchronized their stream */
 
 static bool looked(const _Atomic uint32_t *word, uint32_t value, int times) {
     for (int i = 0; i < times; i++) {
@@ -29,7 +28,7 @@ static bool looked(const _Atomic uint32_t *word, uint32_t value, int times) {
     return false;
 }
 
-/* Look for a while whether *word is `value`; soon: give up soon. */
+/* Spin for a bounded time until *word is `value`. With `soon`, the bound is SPIN_SHORT_NS. */
 static bool spin(const struct ww_channel *c, const _Atomic uint32_t *word, uint32_t value, bool soon) {
     if (!layer.many_cores)
         return looked(word, value, SPIN_FEW);
@@ -51,8 +50,8 @@ static void wake(struct ww_channel *c) {
     ww_wake_all(&c->ring->wake);
 }
 
-/* Wait until *word is `value`: 0, or the code of a channel that is lost. The call that changes it was published before.
- */
+/* Wait until the worker stores `value` in *word. Return 0, or the error of a lost channel. The caller has published the
+ * call for which the worker does so. */
 static int await(struct ww_channel *c, const _Atomic uint32_t *word, uint32_t value, bool soon) {
     if (atomic_load_explicit(&c->status->asleep, memory_order_relaxed) == WW_NAPS)
         wake(c);
@@ -93,18 +92,19 @@ static void give_slot(struct ww_channel *c, uint32_t slot) {
     atomic_fetch_and_explicit(&c->slots[slot / 64], ~(1ull << slot % 64), memory_order_release);
 }
 
-/* Whether an answer may depend on a later action of the program: not all slots are for such calls. */
+/* Return true if the answer may depend on a later action of the program. Such calls cannot take the reserved slots. */
 static bool waits_long(uint16_t op, uint32_t flags) {
     return (flags & WW_DONE) || op == WW_OP_STREAM_SYNC || op == WW_OP_EVENT_SYNC || op == WW_OP_CTX_SYNC ||
            op == WW_OP_UNPIN;
 }
 
-/* The query that returns whether a waiting call would be answered; 0: there is no query. */
+/* Return the query of the stream or event that a call waits for, or 0 for other calls. */
 static uint16_t query_of(uint16_t op) {
     return op == WW_OP_STREAM_SYNC ? WW_OP_STREAM_QUERY : op == WW_OP_EVENT_SYNC ? WW_OP_EVENT_QUERY : 0;
 }
 
-/* Take a slot: a call that is answered soon finds one, however many threads wait for streams. 0 or a code. */
+/* Take a slot whose bit is not in `kept`, so that calls that are answered soon find one even if many threads wait for
+ * streams. Return 0, an error code, or NO_SLOT_NOW. */
 static int take_slot(struct ww_channel *c, uint16_t op, uint64_t kept, uint32_t *slot) {
     struct timespec step = {.tv_nsec = 200000};
     while ((*slot = try_slot(c, kept)) == WW_NO_SLOT) {
@@ -131,8 +131,8 @@ static int await_room(struct ww_channel *c, uint64_t need) {
     }
 }
 
-/* Fill the end of the ring where an entry of `size` does not fit, and return where it goes; NULL: the channel is
- * lost. */
+/* Return the position in the ring of an entry of `size` bytes. If the entry does not fit at the end of the ring, pad
+ * the end and return the beginning. NULL: the channel is lost. */
 static struct ww_entry *room_for(struct ww_channel *c, uint32_t size) {
     uint32_t at = (uint32_t)(c->head & (WW_RING_BYTES - 1)), rest = WW_RING_BYTES - at;
     uint64_t need = size + (size > rest ? rest : 0);
@@ -148,7 +148,7 @@ static struct ww_entry *room_for(struct ww_channel *c, uint32_t size) {
     return (struct ww_entry *)(c->ring->data + at);
 }
 
-/* Lock the device and return its channel with a reference; NULL: none, *error says why. */
+/* Lock device.post and return the channel. If there is no usable one, unlock, set *error and return NULL. */
 static struct ww_channel *lock_channel(struct ww_device *d, int *error) {
     pthread_mutex_lock(&d->post);
     struct ww_channel *c = atomic_load_explicit(&d->channel, memory_order_acquire);
@@ -160,7 +160,8 @@ static struct ww_channel *lock_channel(struct ww_device *d, int *error) {
     return c;
 }
 
-/* A slot before the lock: other threads need the lock to come to their answers' ends. */
+/* Take a slot and a reference to the channel. A thread must not wait for a slot while it holds device.post, because the
+ * threads that have the slots need that lock before they free them. */
 static int slot_first(struct ww_device *d, uint16_t op, uint32_t flags, struct ww_post *p) {
     int error;
     struct ww_channel *c = lock_channel(d, &error);
@@ -182,7 +183,8 @@ static int drop_slot(struct ww_post *p, int error) {
     return error;
 }
 
-/* A wait for the synchronous copies before, in a stream that would not come after them by itself. */
+/* Let a stream that the driver does not order after the legacy stream wait for the synchronous copies that returned
+ * early (ww_mark_copied). */
 static bool come_after_copies(struct ww_device *d, struct ww_channel *c, uint32_t stream) {
     struct ww_args_event args = {(uint32_t)atomic_load(&d->copied), 0};
     uint32_t size = sizeof(struct ww_entry) + 32;
@@ -191,7 +193,7 @@ static bool come_after_copies(struct ww_device *d, struct ww_channel *c, uint32_
         return false;
     *e = (struct ww_entry){.size = size, .op = WW_OP_STREAM_WAIT, .slot = WW_NO_SLOT, .stream = stream};
     memcpy(e + 1, &args, sizeof args);
-    c->head += size; /* published with the call */
+    c->head += size; /* published together with the call that follows */
     c->behind[stream] = c->copies;
     return true;
 }
@@ -212,7 +214,7 @@ int ww_begin(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, 
     struct ww_channel *c = lock_channel(d, &error);
     if (!c)
         return drop_slot(p, error);
-    if (p->slot != WW_NO_SLOT && c != p->channel) { /* a reset in between */
+    if (p->slot != WW_NO_SLOT && c != p->channel) { /* a reset came before the lock */
         pthread_mutex_unlock(&d->post);
         return drop_slot(p, CUDA_ERROR_CONTEXT_IS_DESTROYED);
     }
@@ -233,7 +235,8 @@ int ww_begin(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, 
     return 0;
 }
 
-/* A stream that never becomes ready must not fill the worker's memory: now and then its caller waits for the issue. */
+/* After each AHEAD bytes of a stream's calls, give one call a slot, so that its caller waits until the worker has
+ * issued it. Otherwise calls to a stream that never becomes ready would fill the worker's memory. */
 static void far_ahead(struct ww_post *p) {
     struct ww_channel *c = p->channel;
     uint32_t *weight = &c->weight[p->entry->stream % WW_IDS];
@@ -247,8 +250,9 @@ static void far_ahead(struct ww_post *p) {
     p->entry->seq = p->seq = ++c->slot_seq[p->slot];
 }
 
-/* Publish and unlock. The worker is woken once for all entries until it has caught up with the one that woke it:
- * before it sleeps again it looks at the head behind a fence, as we look at `asleep` and `tail` behind ours. */
+/* Publish the entry and unlock device.post. After a wake-up, no other is sent until the worker has consumed the entry
+ * that was published with it. No wake-up is lost: this thread stores `head`, then (fence) loads `asleep` and `tail`;
+ * the worker stores `asleep`, then (fence) loads `head`. */
 static void publish(struct ww_post *p) {
     struct ww_channel *c = p->channel;
     if (p->entry->stream)
@@ -286,7 +290,7 @@ int ww_send(struct ww_device *d, uint16_t op, uint32_t stream, const void *args,
     return ww_send_flags(d, op, stream, 0, args, nargs);
 }
 
-/* Post with an answer and wait for it; the slot stays taken. */
+/* Post a call and wait for its answer. If that succeeds, the caller must free the slot. */
 static int ask(struct ww_device *d, uint16_t op, uint32_t stream, const void *args, size_t nargs, struct ww_post *p) {
     int error = ww_begin(d, op, stream, WW_ANSWERED, nargs, p);
     if (error)
@@ -392,9 +396,10 @@ uint32_t ww_places_free(struct ww_device *d) {
     return n;
 }
 
-/* A stream may have a place while it has fewer than are free, and the last ones only when it was waited for: those that
- * never become ready leave some to the others. The very last is for the thread of host functions, which posts the rest
- * of graphs: others wait for that with a place in their hands. 0, NOT_READY: none now, or WW_STREAM_FIRST. */
+/* Choose a free place. A stream gets one while it has fewer places than are free, and one of the last KEPT_PLACES only
+ * if the caller has synchronized the stream: so streams that never become ready leave places to others. The very last
+ * place is for the thread of host functions, which posts the rest of graphs: threads that hold places may wait for it.
+ * Return 0, NOT_READY if no place may be taken now, or WW_STREAM_FIRST. */
 static int pick_place(struct ww_channel *c, uint32_t stream, bool waited, uint32_t *place) {
     uint32_t idle = 0, mine = 0, found = WW_PLACES;
     for (uint32_t i = 0; i < WW_PLACES; i++) {
@@ -441,7 +446,7 @@ int ww_place_send(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t fl
     int error = ww_begin(d, op, stream, flags, nargs, &p);
     if (error)
         return error;
-    if (p.channel != c) { /* another life: the entry was begun in a new worker's ring */
+    if (p.channel != c) { /* the device was reset: this entry is in the new worker's ring */
         pthread_mutex_unlock(&d->post);
         return drop_slot(&p, CUDA_ERROR_CONTEXT_IS_DESTROYED);
     }

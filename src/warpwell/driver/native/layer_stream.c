@@ -1,9 +1,9 @@
-/* Streams and events by their ids, which are chosen here, so that making one does not wait. */
+/* Streams and events by their ids. The layer chooses the ids, so that creating a stream or event does not wait. */
 #include "layer.h"
 #include <stdlib.h>
 #include <string.h>
 
-/* -- the calling thread's own streams, one for each device --------------------------------------------------------- */
+/* -- streams behind CU_STREAM_PER_THREAD, one for each thread and device ------------------------------------------- */
 
 struct own {
     struct {
@@ -29,7 +29,7 @@ static void end_later(void *data, int code) {
     free(data);
 }
 
-/* A stream goes; behind a host function that has not run, for the rest of a graph is posted behind that. */
+/* Destroy a stream, but after its host functions, because these may still post the rest of a graph to the stream. */
 int ww_stream_end(const struct ww_object *what) {
     struct ww_object *e;
     if (atomic_load(&what->device->holds) && ww_host_has(what->device, what->id) && (e = malloc(sizeof *e))) {
@@ -41,7 +41,7 @@ int ww_stream_end(const struct ww_object *what) {
     return end_now(what);
 }
 
-/* A thread ends: its streams go. Destructors run before its thread-local memory does. */
+/* Destroy the streams of a thread that ends. Destructors of keys run before thread-local memory is freed. */
 static void give_back(void *unused) {
     (void)unused;
     for (int i = 0; i < layer.ndevices && !ww_ready(); i++) {
@@ -54,13 +54,12 @@ static void give_back(void *unused) {
 
 static void make_key(void) { pthread_key_create(&at_end, give_back); }
 
-/* A stream begins: one that does not block comes after nothing yet. */
+/* Record the type of a new stream. A non-blocking one is not ordered after any synchronous copy yet. */
 static void place_stream(struct ww_device *d, uint32_t id, bool non_blocking) {
-    pthread_mutex_lock(&d->post);
+    WW_LOCK(&d->post);
     struct ww_channel *c = atomic_load(&d->channel);
     if (c)
         c->behind[id] = non_blocking ? 0 : WW_ALWAYS;
-    pthread_mutex_unlock(&d->post);
     ww_host_stream(d, id, non_blocking);
 }
 
@@ -90,7 +89,7 @@ static int own_stream(struct ww_device *d, uint32_t *id) {
 
 /* -- synchronous calls that do not wait ---------------------------------------------------------------------------- */
 
-/* The event of `copied`, made at its first use in a life. */
+/* Find the event of `copied`; create it at its first use in a life of the device. */
 static int copied_event(struct ww_device *d, uint32_t *event) {
     uint64_t life = atomic_load(&d->life), tag = life << 32, mark = atomic_load(&d->copied);
     *event = (uint32_t)mark;
@@ -99,14 +98,14 @@ static int copied_event(struct ww_device *d, uint32_t *event) {
     int error = ww_event_new(d, CU_EVENT_DISABLE_TIMING, event);
     if (error || atomic_compare_exchange_strong(&d->copied, &mark, tag | *event))
         return error;
-    error = ww_event_end(d, life, *event); /* another thread was first */
+    error = ww_event_end(d, life, *event); /* another thread has stored an event */
     *event = (uint32_t)mark;
     return error;
 }
 
-/* Synchronous copies and memsets on the legacy stream return when they are posted. An event behind each is what every
- * stream that does not order itself behind the legacy one waits for before its next call (ww_begin): the driver's own
- * call would have waited for the same. */
+/* Synchronous copies and memsets on the legacy stream may return when they are posted. An event is recorded behind
+ * each. A stream that the driver does not order after the legacy stream waits for that event before its next call
+ * (ww_begin), so that its work begins after the copy, as with a call that waits. */
 int ww_mark_copied(struct ww_device *d) {
     struct ww_args_event args = {0, 0};
     struct ww_post p;
@@ -121,7 +120,7 @@ int ww_mark_copied(struct ww_device *d) {
 
 /* -- streams ------------------------------------------------------------------------------------------------------- */
 
-/* The id and device of a stream handle; for the null stream and its like *d must be the current device. */
+/* Find the id and device of a stream handle. For a default stream, *d must be the current device, and stays. */
 int ww_stream(void *h, struct ww_device **d, uint32_t *id) {
     if (!h || h == CU_STREAM_LEGACY) {
         *id = WW_LEGACY;
@@ -137,23 +136,20 @@ int ww_stream(void *h, struct ww_device **d, uint32_t *id) {
     return 0;
 }
 
-/* The same with a look at the device's state; a stream's own device needs no current context. */
+int ww_current_stream(void *h, struct ww_device **d, uint32_t *id) {
+    int error = ww_need(d);
+    return error ? error : ww_stream(h, d, id);
+}
+
+/* The same, but only a default stream needs a current context. */
 int ww_stream_of(void *h, struct ww_device **d, uint32_t *id) {
     struct ww_object *o = (uintptr_t)h > 2 ? ww_object(h, WW_STREAM) : NULL;
     int error = ww_ready();
     if (error || ((uintptr_t)h > 2 && !o))
         return error ? error : CUDA_ERROR_INVALID_HANDLE;
     if (!o)
-        return (error = ww_need(d)) ? error : ww_stream(h, d, id);
+        return ww_current_stream(h, d, id);
     *d = o->device;
-    *id = o->id;
-    return 0;
-}
-
-int ww_event(void *h, struct ww_device *d, uint32_t *id) {
-    struct ww_object *o = ww_object(h, WW_EVENT);
-    if (!o || o->device != d)
-        return CUDA_ERROR_INVALID_HANDLE;
     *id = o->id;
     return 0;
 }

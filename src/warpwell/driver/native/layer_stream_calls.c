@@ -25,15 +25,15 @@ int ww_body_cuStreamQuery(struct ww_device *d, uint32_t id) {
     return error ? error : ww_earlier(d);
 }
 
-#define EXTERNAL 1u /* flag of records and waits: nodes of their own in a stream that records */
+#define EXTERNAL 1u /* flag of records and waits of events: a capture gets a node for them */
 
-/* A record or wait that is a node of its own. */
+/* Add a node that records an event or waits for it to the capture of a stream. */
 static int external(struct ww_device *d, uint32_t stream, int kind, struct ww_object *event) {
     struct ww_work work = {.kind = kind, .device = event->device, .of.event = (CUevent)(void *)event};
     return ww_capture_add(d, stream, &work);
 }
 
-/* A wait while there are captures; done: it belongs to one. */
+/* Let a stream wait for an event while captures are in progress. *done: the wait belongs to a capture. */
 static int wait_captured(struct ww_device *d, uint32_t stream, unsigned flags, struct ww_object *event, bool *done) {
     bool captured;
     int error = ww_captured(d, stream, &captured);
@@ -54,13 +54,13 @@ int ww_body_cuStreamWaitEvent(struct ww_device *d, uint32_t id, struct ww_object
         bool can;
         if (!atomic_load_explicit(&e->recorded, memory_order_relaxed))
             return 0;
-        error = ww_wait_across(d, id, e->device, e->id, &can); /* without a link between workers the program waits */
+        error = ww_wait_across(d, id, e->device, e->id, &can); /* without a link, this thread waits */
         return can ? error : ww_event_ask((CUevent)(void *)e, WW_OP_EVENT_SYNC);
     }
     return ww_send_event(d, WW_OP_STREAM_WAIT, id, e->id, 0);
 }
 
-/* Windows of the L2 cache and policies of waiting change no results: they are checked and left out. */
+/* Access policy windows of the L2 cache and synchronization policies do not change results: they are ignored. */
 int ww_body_cuStreamSetAttribute(int attribute) {
     if (attribute == CU_LAUNCH_ACCESS_WINDOW || attribute == CU_LAUNCH_WAIT_POLICY)
         return 0;
@@ -83,30 +83,21 @@ int ww_body_cuEventCreate(struct ww_device *d, CUevent *event, unsigned flags) {
     return 0;
 }
 
-CUresult cuEventRecordWithFlags(CUevent event, CUstream h, unsigned flags) {
-    struct ww_device *d;
-    uint32_t id, stream;
-    int error = ww_stream_of(h, &d, &stream);
-    if (error || (error = ww_event(event, d, &id)))
-        return error;
-    struct ww_object *o = (struct ww_object *)(void *)event;
-    bool captured;
-    if (flags > EXTERNAL)
-        return CUDA_ERROR_INVALID_VALUE;
-    if ((error = ww_earlier(d)) || (error = ww_captured(d, stream, &captured)))
-        return error;
+int ww_body_cuEventRecordWithFlags(struct ww_device *d, uint32_t stream, bool captured, struct ww_object *o,
+                                   unsigned flags) {
     if (captured)
         return flags ? external(d, stream, CU_NODE_RECORD, o) : ww_capture_record(d, stream, o);
     if (flags)
         return CUDA_ERROR_INVALID_VALUE; /* external records belong to captures */
     if (o->recorded == WW_IN_CAPTURE)
         ww_capture_forget_event(o);
-    if (!(error = ww_send_event(d, WW_OP_EVENT_RECORD, stream, id, 0)))
+    int error = ww_send_event(d, WW_OP_EVENT_RECORD, stream, o->id, 0);
+    if (!error)
         atomic_store_explicit(&o->recorded, 1, memory_order_relaxed);
     return error;
 }
 
-/* Ask about an event; errors of earlier calls come with the answer. */
+/* Query or synchronize an event. Return the error of this call, or a deferred error. */
 int ww_event_ask(CUevent h, uint16_t op) {
     struct ww_object *o = ww_object(h, WW_EVENT);
     int error = ww_ready();

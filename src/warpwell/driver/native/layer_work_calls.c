@@ -1,5 +1,4 @@
-/* The driver's calls for work: copies, memsets, launches, host functions. In a stream that records they become nodes.
- */
+/* The driver's calls for work: copies, memsets, launches, host functions. In a captured stream they become nodes. */
 #include "layer.h"
 #include <string.h>
 
@@ -10,7 +9,7 @@ int ww_enter(void *h, struct ww_device **d, uint32_t *stream, bool *captured) {
     return ww_captured(*d, *stream, captured);
 }
 
-/* An end of a copy as a graph's node knows it. */
+/* Describe one end of a copy as in a copy node. */
 static struct cu_end3 end3(uint64_t at, enum ww_side is, size_t nbytes) {
     struct cu_end3 e = {.type = is == WW_HOST     ? CU_MEMORY_HOST
                                 : is == WW_DEVICE ? CU_MEMORY_DEVICE
@@ -24,7 +23,7 @@ static struct cu_end3 end3(uint64_t at, enum ww_side is, size_t nbytes) {
     return e;
 }
 
-/* A stream that records gets a node. */
+/* Add a copy node to the capture of a stream. */
 static int captured_copy(struct ww_device *d, uint32_t stream, uint64_t to, enum ww_side to_is, uint64_t from,
                          enum ww_side from_is, size_t nbytes) {
     struct ww_work work = {.kind = CU_NODE_COPY, .device = d};
@@ -114,7 +113,7 @@ CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned gy, unsig
     return launch(&k, stream);
 }
 
-/* Take the attributes that travel; those that are off are left out, others are refused. */
+/* Read the attributes that are sent to the worker. Omit switches that are off, and refuse all other attributes. */
 static int read_attributes(struct ww_launch *k, const struct cu_launch_config *c) {
     k->nattributes = 0;
     if (c->nattributes > 64 || (c->nattributes && !c->attributes))
@@ -198,6 +197,6 @@ int ww_fill(struct ww_device *d, uint32_t stream, bool captured, CUdeviceptr to,
         return 0;
     if (!captured)
         return ww_set_post(d, stream, &work.of.set, waits);
-    int error = waits ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : ww_set_check(d, &work.of.set);
+    int error = waits ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : ww_set_check(&work.of.set);
     return error ? error : ww_capture_add(d, stream, &work);
 }

@@ -3,12 +3,14 @@
 #include <dlfcn.h>
 #include <pthread.h>
 
-WW_API extern const int ww_passthrough; /* tells this library from a driver */
+WW_API extern const int ww_passthrough; /* looked up to tell this library from a driver (passthrough.py) */
 const int ww_passthrough = 1;
+WW_API extern int ww_orders_calls; /* 1: calls wait at gates, so that turns need no lease (libcuda.py) */
+int ww_orders_calls;
 struct ww_machine ww_machine;
 
-static void
-    *answered[WW_PASSED]; /* addresses that the driver returns by name, for each function that is defined here */
+/* By function that is defined here: its address from the driver's cuGetProcAddress. */
+static void *answered[WW_PASSED];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* The dynamic linker runs the constructors of the machine's driver before this one. */
@@ -17,7 +19,7 @@ __attribute__((constructor)) static void find_machine(void) {
     for (size_t i = 0; i < WW_PASSED && machine; i++)
         *ww_passed[i].machine = dlsym(machine, ww_passed[i].symbol);
     if (machine)
-        ww_prepare_gates(machine);
+        ww_orders_calls = ww_prepare_gates(machine);
 }
 
 /* -- functions by name --------------------------------------------------------------------------------------------- */

@@ -19,19 +19,19 @@
 
 #define WW_MACHINE "libcuda-machine.so.1"
 
-/* A function that is defined here. */
+/* A function of the driver that this library defines. */
 struct ww_passed {
     const char *symbol, *name; /* of the driver's library, and for cuGetProcAddress */
     int version, per_thread;
     void *own;
-    void **machine; /* where the machine's function is stored; NULL there: its driver does not have it */
+    void **machine; /* address of the pointer to the machine's function, which is NULL if its driver lacks it */
 };
 
 #include "gen_passthrough.h"
 
 /* -- gates --------------------------------------------------------------------------------------------------------- */
 
-#define WW_WATCHED 16u /* devices that one process shares */
+#define WW_WATCHED 16u /* maximum number of devices that one process shares */
 #define WW_LOOK_EACH 256u
 
 struct ww_stream;
@@ -39,13 +39,13 @@ struct ww_stream;
 /* A call between `ww_before` and `ww_after`. */
 struct ww_call {
     struct ww_stream *stream;
-    int timing;      /* of the pair of events around it, or -1 */
-    uint64_t number; /* of the call in its stream, if all calls before it have left the driver; else 0 */
+    int timing;      /* index of the pair of events around the call, or -1 */
+    uint64_t number; /* number of the call in its stream, if all earlier calls have left the driver; else 0 */
 };
 
-extern _Atomic uint32_t ww_nwatched, ww_must_look; /* must_look: no device is attached yet */
-extern _Atomic uint32_t ww_round;                  /* of the marker */
-extern _Atomic uint64_t *ww_watched[WW_WATCHED];   /* how many programs are attached to each device */
+extern _Atomic uint32_t ww_nwatched, ww_must_look; /* number of attached devices; 1: calls still try to attach one */
+extern _Atomic uint32_t ww_round;                  /* number of the marker's round */
+extern _Atomic uint64_t *ww_watched[WW_WATCHED];   /* by device: number of attached programs, on its board */
 extern __thread uint32_t ww_calls __attribute__((tls_model("initial-exec")));
 extern __thread uint32_t ww_counted_round __attribute__((tls_model("initial-exec"))); /* the last with a counted call */
 
@@ -61,15 +61,17 @@ static inline bool ww_must_enter(void) {
     return !n && atomic_load_explicit(&ww_must_look, memory_order_relaxed);
 }
 
-/* Read the functions that gates need from the machine's library, and the variable WARPWELL_SHARE. */
-void ww_prepare_gates(void *machine);
+/* Read the functions that gates need from the machine's library, and the variable WARPWELL_SHARE. Return false if there
+ * are no gates. */
+bool ww_prepare_gates(void *machine);
 
-/* Prepare a call that gives work to a stream. `key` names what is expected to take equally long. Return false if the
- * call has no gate. */
+/* Prepare a call that gives work to a stream. Calls with the same `key` are expected to take equally long. Return false
+ * if the call does not need ww_after. */
 bool ww_before(CUstream stream, uint64_t key, struct ww_call *call);
 void ww_after(const struct ww_call *call, bool is_done);
 
-/* Around a call that waits. After it, all earlier work of the stream (NULL: of each stream of the context) is done. */
+/* Called before and after a call that waits until all earlier work of a stream (NULL: of each stream of the context) is
+ * done. entered: by stream, number of the calls that are then done. */
 void ww_before_wait(CUstream stream, uint64_t entered[]);
 void ww_after_wait(const uint64_t entered[]);
 #define WW_STREAMS 16u

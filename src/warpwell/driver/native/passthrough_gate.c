@@ -1,17 +1,18 @@
 /* Gates in the streams of a program that shares its GPU. See passthrough.h and gate.h.
  *
  * A stream has a record with counters: of gates; of calls that entered and left the driver; of calls that the GPU is
- * known to have passed, because the host has waited for them or because the GPU has written `reached`. Two words are
- * written by the GPU: `at`, odd while it waits at a gate, and `reached`.
+ * known to have passed, because the host has waited for them or because the GPU has written `reached`. The GPU writes
+ * two words of a stream: `at`, which is odd while the stream waits at a gate, and `reached`.
  *
- * Three kinds of threads work here. Callers put gates. The keeper of a device writes to the board whether the program
- * is idle, runs, or waits at its closed gate, and opens the gate if no arbiter is alive. It calls nothing of the
- * driver, which may have its caller wait for the very gate. The marker appends `reached` to quiet streams, and reads
- * the times of calls; while no other program is attached, a thread counts its first call in each of its rounds. If the
- * driver blocks the marker, the program counts as busy for longer, and nothing else.
+ * Three types of threads work here. Callers put gates. The keeper of a device writes to the board whether the program
+ * is idle, runs, or waits at its closed gate, and opens the gate if no arbiter is alive. The keeper does not call the
+ * driver, because the driver may block a caller until the gate opens. The marker appends writes of `reached` to quiet
+ * streams, and reads the measured times of calls. While no other program is attached, each thread counts its first call
+ * in each round of the marker. If the driver blocks the marker, the program only counts as busy for longer.
  *
  * Locks, in the order in which they are taken: `marking`, held while the marker calls the driver; `attaching`; a
- * stream's `lock`, held while a gate or a mark is put; a device's `publishing`, in which the driver is not called.
+ * stream's `lock`, held while a gate or a mark is put; a device's `publishing`, held while the program's state
+ * changes, never during a call of the driver.
  */
 #include "gate.h"
 #include "passthrough.h"
@@ -23,13 +24,13 @@
 #include <stdlib.h>
 
 #define GATE_SPACING_NS 200000u /* expected work between two gates; to be fitted on a GPU (sharing.md, section 11) */
-#define UNKNOWN_NS 20000u       /* expected time of a call that was never measured: ten of them get a gate */
-#define QUIET_NS 200000u        /* a stream without a call for so long gets a mark while another program is attached */
-#define LOOK_NS 20000           /* between two checks of `at`; the GPU writes `at` sooner after it has read the gate */
-#define MARK_NS 500000          /* between two rounds of the marker while another program is attached */
+#define UNKNOWN_NS 20000u       /* expected time of a call that was never measured: a gate after ten such calls */
+#define QUIET_NS 200000u    /* time without a call after which a stream gets a mark, if another program is attached */
+#define LOOK_NS 20000       /* between two checks of `at`; the GPU writes `at` sooner after it has read the gate */
+#define MARK_NS 500000      /* between two rounds of the marker while another program is attached */
 #define IDLE_NS 20000000    /* between two checks of the keeper if nothing wakes it; less than WW_GATE_FAIL_OPEN_NS */
-#define STALLED_NS 2000000u /* without progress while a stream waits at the gate: the remaining ones depend on it */
-#define MAX_STALLED_NS 1000000000u /* limit of that, if calls take long: the arbiter waits no longer (executor.py) */
+#define STALLED_NS 2000000u /* without progress while a stream waits at the gate: all streams depend on it */
+#define MAX_STALLED_NS 1000000000u /* maximum of that time if calls are long: the arbiter's own limit (executor.py) */
 #define COSTS 1024u
 #define TIMINGS 64u
 
@@ -72,11 +73,11 @@ struct ww_stream {
     pthread_mutex_t lock;
     CUstream handle; /* NULL: the stream is destroyed, or the record was never used */
     CUcontext context;
-    pthread_t thread;               /* of the stream CU_STREAM_PER_THREAD */
+    pthread_t thread;               /* for CU_STREAM_PER_THREAD: the thread that it belongs to */
     struct device *device;          /* NULL: never used */
     _Atomic uint64_t *at, *reached; /* the GPU writes */
     CUdeviceptr at_address, reached_address;
-    uint64_t gates, marked, expected_ns; /* gates put; value of the last mark; since the last gate */
+    uint64_t gates, marked, expected_ns; /* gates put; value of the last mark; expected time since the last gate */
     _Atomic uint64_t entered, left, known, last_ns;
 };
 
@@ -84,10 +85,10 @@ enum state { IDLE, RUNNING, HELD };
 
 struct device {
     CUdevice number;
-    CUcontext context; /* in which the words are registered; NULL: they are not, and the host waits at the gate */
-    bool is_refused;   /* by the driver, which does not let the GPU wait */
+    CUcontext context; /* in which the words are registered; NULL: not registered, the host waits at the gate */
+    bool is_refused;   /* the driver does not let the GPU wait at the gate, so the host waits */
     struct ww_gate gate;
-    struct ww_gate_slot *slot; /* also if the slot is lost: gates in streams still read it */
+    struct ww_gate_slot *slot; /* stays if the slot is lost, because gates in streams still read it */
     CUdeviceptr gate_address, words_address;
     _Atomic uint64_t *words;
     struct ww_stream streams[WW_STREAMS];
@@ -97,7 +98,7 @@ struct device {
     uint64_t progress, progress_ns;
 };
 
-/* Expected time of calls, by key. A wrong one costs a gate too many or too few. */
+/* Expected time of calls with a key. A wrong time only causes a gate too many or too few. */
 struct cost {
     _Atomic uint64_t key;
     _Atomic uint32_t ns, calls;
@@ -121,7 +122,7 @@ static struct device devices[WW_WATCHED];
 static struct cost costs[COSTS];
 static struct timing timings[TIMINGS];
 static pthread_mutex_t attaching = PTHREAD_MUTEX_INITIALIZER, marking = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic int disabled = 1, ending; /* disabled: this process shares nothing */
+static _Atomic int disabled = 1, ending; /* disabled: calls of this process have no gates */
 static int64_t priority;
 static char tenant[WW_GATE_NAME];
 static __thread CUcontext last_context __attribute__((tls_model("initial-exec")));
@@ -130,7 +131,7 @@ static __thread struct device *last_device __attribute__((tls_model("initial-exe
 static void *keep(void *device);
 static void *mark(void *unused);
 
-/* -- the arbiter's view -------------------------------------------------------------------------------------------- */
+/* -- reports to the arbiter ---------------------------------------------------------------------------------------- */
 
 static uint64_t passed(const struct ww_stream *s) {
     uint64_t known = atomic_load(&s->known), reached = s->device ? atomic_load(s->reached) : 0;
@@ -145,7 +146,7 @@ static bool is_shared(const struct device *d) {
     return d && d->gate.slot && (atomic_load(&d->gate.head->programs) > 1 || is_closed(d));
 }
 
-/* Return what the GPU has of the program. */
+/* Return RUNNING if the GPU executes work of the program, HELD if all such work waits at the gate, else IDLE. */
 static enum state observe(struct device *d) {
     uint32_t active = 0, waiting = 0;
     uint64_t progress = 0, now = ww_now_ns();
@@ -171,8 +172,8 @@ static enum state observe(struct device *d) {
     return waiting == active || is_stalled || d->state == HELD ? HELD : RUNNING;
 }
 
-/* Report a state; publishing held. The arbiter takes a program that wants nothing and has nothing on the GPU for idle:
- * `wants` is written before `done`. */
+/* Report the program's state to the board; the caller has locked `publishing`. The order matters: `wants` is written
+ * before `done`, because to the arbiter, a program without held calls and without work on the GPU is idle. */
 static void report(struct device *d, enum state state) {
     struct ww_gate *g = &d->gate;
     if (state == d->state || !g->slot)
@@ -193,12 +194,18 @@ static void report(struct device *d, enum state state) {
     d->state = state;
 }
 
-/* A caller is about to put work of an idle program. */
-static void report_work(struct device *d) {
+/* Count a call that is about to enter a stream; the caller has locked the stream. Return true if the stream has no
+ * earlier work. The count and the state change under one lock of `publishing`, because between the two changes the
+ * keeper would take the program for idle. */
+static bool enter(struct ww_stream *s) {
+    struct device *d = s->device;
     pthread_mutex_lock(&d->publishing);
+    bool begins = !is_active(s);
     if (d->state == IDLE)
         d->state = ww_gate_enter(&d->gate, true) ? RUNNING : HELD;
+    atomic_fetch_add(&s->entered, 1);
     pthread_mutex_unlock(&d->publishing);
+    return begins;
 }
 
 /* Report that the program is idle, if it is. */
@@ -241,7 +248,7 @@ static void in_child(void) { /* the slot is the parent's, and so are the threads
     pthread_mutex_init(&marking, NULL); /* the marker may have held it */
 }
 
-/* The driver ends after this. */
+/* Wait at exit until the marker has ended its round, because the driver ends after that. */
 static void at_exit(void) {
     struct timespec until;
     atomic_store(&ending, 1);
@@ -307,7 +314,7 @@ static bool register_words(struct device *d, CUcontext context) {
     return true;
 }
 
-/* Take a slot of the current device's board; attaching held. */
+/* Take a slot of the current device's board; `attaching` is held. */
 static struct device *attach(CUcontext context, CUdevice number) {
     uint32_t n = atomic_load(&ww_nwatched);
     struct device *d = &devices[n];
@@ -343,13 +350,19 @@ static struct device *attach(CUcontext context, CUdevice number) {
     return d;
 }
 
-void ww_prepare_gates(void *library) {
-    bool is_complete = ww_gate_parse(getenv("WARPWELL_SHARE"), &priority, tenant);
+bool ww_prepare_gates(void *library) {
+    const char *share = getenv("WARPWELL_SHARE");
+    bool is_complete = ww_gate_parse(share, &priority, tenant);
 #define X(name) is_complete = is_complete && (*(void **)&machine.name = dlsym(library, #name));
     FUNCTIONS(X)
 #undef X
     atomic_store(&disabled, !is_complete);
     atomic_store(&ww_must_look, is_complete);
+    if (!is_complete && share && *share)
+        fprintf(stderr,
+                "warpwell share: this program's calls are not ordered: WARPWELL_SHARE is not PRIORITY:TENANT, or the "
+                "driver does not support CUDA 12\n");
+    return is_complete;
 }
 
 /* Let this thread make calls that are not allowed while a stream is captured, until `mode` is exchanged back. */
@@ -365,16 +378,17 @@ static struct device *current_device(CUcontext *context) {
     if (machine.cuCtxGetDevice(&number))
         return NULL;
     struct device *found = NULL;
-    int32_t mode = CU_CAPTURE_RELAXED; /* to register memory would invalidate a capture */
+    int32_t mode = CU_CAPTURE_RELAXED; /* else registering memory would invalidate a capture */
     exchange_mode(&mode);
     pthread_mutex_lock(&attaching);
     for (uint32_t i = 0; i < atomic_load(&ww_nwatched) && !found; i++)
         found = devices[i].number == number ? &devices[i] : NULL;
     if (!found)
         found = attach(*context, number);
-    if (!found)
-        atomic_store(&ww_must_look, 0);                 /* the board cannot be used now: look seldom */
-    if (found && !found->context && !found->is_refused) /* the context was destroyed, and is made again */
+    if (!found && atomic_exchange(&ww_must_look, 0)) /* try again rarely */
+        fprintf(stderr, "warpwell share: this program's calls are not ordered: all slots of the GPU's board are in use,"
+                        " or the folder in WARPWELL_TURNS cannot be used\n");
+    if (found && !found->context && !found->is_refused) /* the context was destroyed and created again */
         found->is_refused = !register_words(found, *context);
     pthread_mutex_unlock(&attaching);
     exchange_mode(&mode);
@@ -427,7 +441,8 @@ static CUresult write_mark(struct ww_stream *s) {
     return machine.cuStreamBatchMemOp_v2(s->handle, 1, &mark, 0);
 }
 
-/* Put a gate. The work between its two halves, an event that the stream waits for, is no work of the GPU. */
+/* Put a gate, or one half of it. Between the two halves a stream waits for an event, which counts as waiting at the
+ * gate. */
 static CUresult put_gate(struct ww_stream *s, bool first, bool second) {
     uint64_t gate = s->gates += first;
     struct operation operations[3] = {{WRITE_VALUE_64, s->at_address, 2 * gate - 1, 0, {0, 0}},
@@ -495,7 +510,7 @@ static void read_timings(struct device *d) {
 
 /* -- calls --------------------------------------------------------------------------------------------------------- */
 
-/* The stream has no record: wait in the host while the gate is closed. */
+/* Wait in the host while the gate is closed, because the call's stream has no record and so cannot have gates. */
 static void hold_host(struct device *d) {
     atomic_fetch_add(&d->hosts, 1);
     while (is_closed(d) && d->gate.slot && !atomic_load(&disabled)) {
@@ -513,8 +528,9 @@ static void hold_host(struct device *d) {
     atomic_fetch_sub(&d->hosts, 1);
 }
 
-/* Count a call for all that this thread makes until the marker's next round, so that the arbiter has another program
- * wait for them. The marker cannot name the stream CU_STREAM_PER_THREAD. */
+/* Count one call, which stands for all calls of this thread until the marker's next round, so that the arbiter makes an
+ * arriving program wait for them. Calls in CU_STREAM_PER_THREAD are not counted, because the marker, which is another
+ * thread, cannot put a mark there. */
 static void count_call(struct device *d, CUstream handle, CUcontext context) {
     if (!d->gate.slot || handle == CU_STREAM_PER_THREAD || is_capturing(handle))
         return;
@@ -522,11 +538,9 @@ static void count_call(struct device *d, CUstream handle, CUcontext context) {
     if (!s)
         return;
     pthread_mutex_lock(&s->lock);
-    if (!is_active(s))
-        report_work(d);
-    s->expected_ns = GATE_SPACING_NS; /* the next call in turns has a gate */
+    enter(s);
+    s->expected_ns = GATE_SPACING_NS; /* the first call with another program attached gets a gate */
     atomic_store(&s->last_ns, ww_now_ns());
-    atomic_fetch_add(&s->entered, 1);
     atomic_fetch_add(&s->left, 1);
     pthread_mutex_unlock(&s->lock);
 }
@@ -548,17 +562,15 @@ bool ww_before(CUstream handle, uint64_t key, struct ww_call *call) {
         struct cost *cost = cost_of(key);
         uint32_t calls = atomic_fetch_add_explicit(&cost->calls, 1, memory_order_relaxed);
         pthread_mutex_lock(&s->lock);
-        bool begins = !is_active(s);
-        if (begins)
-            report_work(d);
+        bool begins = enter(s);
         if ((begins || s->expected_ns >= GATE_SPACING_NS || !s->gates) && put_gate(s, true, true))
             d->is_refused = true; /* from the next call on the host waits */
         s->expected_ns += atomic_load_explicit(&cost->ns, memory_order_relaxed);
-        bool is_last = atomic_load(&s->left) == atomic_load(&s->entered);
-        *call = (struct ww_call){s, -1, is_last ? atomic_load(&s->entered) + 1 : 0};
+        uint64_t number = atomic_load(&s->entered);
+        bool is_last = atomic_load(&s->left) == number - 1;
+        *call = (struct ww_call){s, -1, is_last ? number : 0};
         if (ww_gate_must_measure(calls))
             call->timing = begin_timing(s, key);
-        atomic_fetch_add(&s->entered, 1);
         pthread_mutex_unlock(&s->lock);
     } else if (!captures) {
         hold_host(d);
@@ -577,10 +589,10 @@ void ww_after(const struct ww_call *call, bool is_done) {
     }
     atomic_store(&s->last_ns, ww_now_ns());
     atomic_fetch_add(&s->left, 1);
-    if (is_done && call->number == atomic_load(&s->entered)) { /* no other thread's call is behind it */
+    if (is_done && call->number == atomic_load(&s->entered)) { /* no call has entered since */
         atomic_store(&s->known, call->number);
         report_idle(s->device);
-    } else if (s->handle == CU_STREAM_PER_THREAD) { /* the marker cannot name it */
+    } else if (s->handle == CU_STREAM_PER_THREAD) { /* the marker cannot put a mark there */
         pthread_mutex_lock(&s->lock);
         write_mark(s);
         pthread_mutex_unlock(&s->lock);
@@ -614,8 +626,9 @@ void ww_after_wait(const uint64_t entered[]) {
     }
 }
 
-/* A stream that waits for an event counts as waiting at the gate after it, because the event's stream may be held at
- * its own gate. The gate counts as a call, or the program would not ask for the GPU while the host waits for it. */
+/* A stream that waits for an event counts as waiting at the gate behind that wait, because the event's stream may be
+ * held at a gate itself. The gate counts as a call: otherwise the program would not request the GPU while the host
+ * waits for the stream. */
 CUresult ww_wait_event(CUstream handle, CUevent event, uint32_t flags, CUresult (*wait)(CUstream, CUevent, uint32_t)) {
     CUcontext context;
     struct device *d = current_device(&context);
@@ -625,19 +638,19 @@ CUresult ww_wait_event(CUstream handle, CUevent event, uint32_t flags, CUresult 
     int32_t mode = CU_CAPTURE_RELAXED;
     exchange_mode(&mode);
     pthread_mutex_lock(&s->lock);
-    if (!is_active(s))
-        report_work(d);
+    enter(s);
     bool is_put = !put_gate(s, true, false);
     exchange_mode(&mode);
     CUresult error = wait(handle, event, flags);
     exchange_mode(&mode);
     if (is_put && !is_capturing(handle)) { /* the event may have taken the stream into a capture */
         put_gate(s, false, true);
-        atomic_fetch_add(&s->entered, 1);
         atomic_store(&s->last_ns, ww_now_ns());
         atomic_fetch_add(&s->left, 1);
         if (handle == CU_STREAM_PER_THREAD)
             write_mark(s);
+    } else {
+        atomic_fetch_sub(&s->entered, 1); /* undo `enter`: nothing was put, and the lock was held since */
     }
     pthread_mutex_unlock(&s->lock);
     exchange_mode(&mode);
@@ -685,9 +698,11 @@ void ww_forget_contexts(CUcontext context) {
 
 /* -- the marker ---------------------------------------------------------------------------------------------------- */
 
-/* Learn whether the GPU has passed the calls of a quiet stream. The legacy stream is queried: a mark in it would make
- * later calls of one blocking stream wait for earlier calls of another one, which may wait for those. Without another
- * program, each round has a counted call of a busy thread: streams without one for two are quiet. */
+/* Learn whether the GPU has passed the calls of a quiet stream, by a mark in the stream. The legacy stream is queried
+ * instead: it synchronizes all blocking streams, so a mark in it would make the later calls of every such stream wait
+ * for the earlier calls of every other one, and two of these streams could wait for each other. While no other program
+ * is attached, a busy thread counts one call in each round of the marker, so a stream that counts no call for two
+ * rounds is quiet. */
 static void mark_quiet(struct ww_stream *s, uint64_t now) {
     uint64_t quiet_ns = is_shared(s->device) ? QUIET_NS : 2 * IDLE_NS;
     if (!is_active(s) || now - atomic_load(&s->last_ns) < quiet_ns || pthread_mutex_trylock(&s->lock))
@@ -707,7 +722,7 @@ static void *mark(void *unused) {
     while (!atomic_load(&ending)) {
         uint32_t n = atomic_load(&ww_nwatched), opened = n ? atomic_load(&devices->slot->opened) : 0;
         bool is_busy = false;
-        atomic_fetch_add(&ww_round, 1); /* before the marks: a call behind a mark must be counted */
+        atomic_fetch_add(&ww_round, 1); /* before the marks, so that a call behind a mark is counted */
         pthread_mutex_lock(&marking);
         for (struct device *d = devices; d < devices + n && !atomic_load(&ending); d++) {
             uint64_t now = ww_now_ns();
@@ -723,7 +738,7 @@ static void *mark(void *unused) {
         struct timespec pause = {0, is_busy ? MARK_NS : IDLE_NS};
         if (is_busy || !n)
             nanosleep(&pause, NULL);
-        else /* wakes up when another program comes */
+        else /* wakes up when another program attaches */
             ww_futex_wait(&devices->slot->opened, opened, IDLE_NS);
     }
     return unused;

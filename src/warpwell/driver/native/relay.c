@@ -1,15 +1,14 @@
-/* Between hosts: two ends that stand between a layer and a worker of another host.
+/* Relay between a layer and a worker on another host. It has two ends, one on each host:
  *
- *     layer  -- ring, status, staging of the near end --  near  == messages, bytes ==  far  -- ring .. of the worker --
- * worker
+ *     layer -- shared memory -- near end == messages == far end -- shared memory -- worker
  *
- * The near end is a worker to the layer: it makes and seals the memory, takes entries out of the ring, and stores
- * answers. The far end is a layer to the worker, and its ring has the same bytes at the same offsets. The transport
- * between them is not known here. No function waits longer than its timeout, and none prints.
+ * The near end acts as the worker of the layer: it creates and seals the shared memory, takes entries from the ring,
+ * and stores answers. The far end acts as the layer of the worker; its ring has the same bytes at the same offsets.
+ * Callers transport the messages between the ends. No function waits longer than its timeout, and none prints.
  *
- * A client may write anything at any time: the near end copies entries out before it checks them, and hands on the
- * copies. `tail` of the near ring is what was taken; the worker's is the near end's credit: it takes no entry for which
- * the far ring has no room.
+ * A client may change its memory at any time, so the near end copies entries before it checks them, and forwards the
+ * copies. `tail` of the near ring is the end of the entries that were taken. `tail` of the worker is the near end's
+ * credit: the near end takes an entry only if the far ring has room for it.
  */
 #include "calls.h"
 #include "cu.h"
@@ -20,15 +19,15 @@
 #include <stdlib.h>
 
 #define API __attribute__((visibility("default")))
-#define LOOK_NS 50000000l /* how often a sleeper looks whether the other side lives */
-#define SPIN_NS 20000     /* without anything new, before it sleeps, where there are cores to spare */
+#define LOOK_NS 50000000l /* interval at which a sleeping thread checks that the other side is alive */
+#define SPIN_NS 20000     /* time that a thread spins before it sleeps, if the host has enough cores */
 #define STAGING ((size_t)WW_PLACES * WW_PLACE_BYTES)
-#define SMALL (WW_PLACE_BYTES / 16) /* bytes of a place that may travel with its block */
-#define SMALL_MOST (4 * SMALL)      /* .. of all of a block */
+#define SMALL (WW_PLACE_BYTES / 16) /* a place with at most this many bytes may be sent with its block */
+#define SMALL_MOST (4 * SMALL)      /* with more bytes in such places, a block takes no further entry */
 
 enum { NOTHING = 0, WRONG = -1, GONE = -2, STOPPED = -3 };
 
-struct stop { /* an entry of a block whose place has bytes to move */
+struct stop { /* an entry of a block with bytes in a place, which must be sent, too */
     uint64_t end;
     uint32_t place, use, nbytes, way;
 };
@@ -38,7 +37,7 @@ struct near {
     struct ww_status *status;
     unsigned char *staging;
     uint64_t tail;
-    uint32_t uses[WW_PLACES]; /* of places, the last that was taken */
+    uint32_t uses[WW_PLACES]; /* by place: number of its last use in an entry that was taken */
     _Atomic uint64_t far_tail;
     _Atomic int stopped;
 };
@@ -47,16 +46,16 @@ struct far {
     struct ww_ring *ring;
     const struct ww_status *status;
     unsigned char *staging;
-    uint64_t filled; /* bytes of the ring that are there, published or not */
-    _Atomic uint32_t asked[WW_SLOTS];
-    uint32_t sent[WW_SLOTS], uses[WW_PLACES];
-    uint32_t seen; /* status.changes */
+    uint64_t filled;                          /* end of the bytes in the ring, published or not */
+    _Atomic uint32_t asked[WW_SLOTS];         /* by slot: number of the last call that gets an answer */
+    uint32_t sent[WW_SLOTS], uses[WW_PLACES]; /* numbers of the last answers and uses that were sent back */
+    uint32_t seen;                            /* value of status.changes before the last scan */
     uint64_t tail, deferred;
     uint32_t sticky;
-    int again;
+    int again; /* the last scan left out answers, because its buffer was full */
 };
 
-/* An answer message: a head, then for each answer a slot with its bytes, padded to 8. */
+/* Head of a message to the near end. For each answer, a struct answer and the answer's bytes, padded to 8, follow. */
 struct back {
     uint64_t tail, deferred;
     uint32_t sticky, answers;
@@ -73,9 +72,9 @@ struct done {
     int32_t result;
 };
 
-/* -- both ---------------------------------------------------------------------------------------------------------- */
+/* -- both ends ----------------------------------------------------------------------------------------------------- */
 
-/* Sleep for less than 1 s, and not past the time to look. */
+/* Sleep until *word is not `seen`, for at most `ns` and LOOK_NS. */
 static void doze(const _Atomic uint32_t *word, uint32_t seen, int64_t ns) {
     if (ns > 0)
         ww_futex_wait(word, seen, ns < LOOK_NS ? ns : LOOK_NS);
@@ -83,7 +82,7 @@ static void doze(const _Atomic uint32_t *word, uint32_t seen, int64_t ns) {
 
 static int64_t now_ns(void) { return (int64_t)ww_now_ns(); }
 
-/* Whether a thread that began to wait then spins. */
+/* Return true if a thread that has waited since `began` should still spin. */
 static bool spins(int64_t began, int64_t now) {
     static int known;
     if (!known)
@@ -91,8 +90,8 @@ static bool spins(int64_t began, int64_t now) {
     return now - began < SPIN_NS && known > 0;
 }
 
-/* Whether the other end of a socket, or its process, is gone. Unexpected packets are dropped, and the kernel
- * closes their descriptors. */
+/* Return 1 if the other side has closed the socket, or its process has exited. Unexpected packets are dropped, and
+ * Linux closes their descriptors. */
 API int ww_gone(int socket, int pidfd) {
     char byte;
     struct pollfd process = {pidfd, POLLIN, 0};
@@ -103,23 +102,27 @@ API int ww_gone(int socket, int pidfd) {
         if (n < 0)
             return errno != EAGAIN && errno != EINTR;
         if (n == 0) {
-            struct pollfd p = {socket, POLLRDHUP, 0}; /* or an empty packet */
+            struct pollfd p = {socket, POLLRDHUP, 0}; /* n is 0 also for an empty packet */
             return poll(&p, 1, 0) > 0 && p.revents & (POLLRDHUP | POLLHUP | POLLERR);
         }
     }
     return 0;
 }
 
-/* -- near: memory -------------------------------------------------------------------------------------------------- */
-
-API void ww_near_free(struct near *n) {
-    ww_unmap(n->ring, sizeof *n->ring);
-    ww_unmap(n->status, sizeof *n->status);
-    ww_unmap(n->staging, STAGING);
-    free(n);
+static void free_side(void *side, struct ww_ring *ring, const struct ww_status *status, unsigned char *staging) {
+    ww_unmap(ring, sizeof *ring);
+    ww_unmap(status, sizeof *status);
+    ww_unmap(staging, STAGING);
+    free(side);
 }
 
-/* Make the memory of a client and its descriptors, which are the caller's; NULL: out of memory. */
+API void ww_near_free(struct near *n) { free_side(n, n->ring, n->status, n->staging); }
+
+API void ww_far_free(struct far *f) { free_side(f, f->ring, f->status, f->staging); }
+
+/* -- near end: memory ---------------------------------------------------------------------------------------------- */
+
+/* Create the shared memory of a client, and its descriptors, which the caller must close. NULL: out of memory. */
 API struct near *ww_near_make(int fds[3]) {
     struct near *n = calloc(1, sizeof *n);
     fds[0] = fds[1] = fds[2] = -1;
@@ -138,7 +141,7 @@ API struct near *ww_near_make(int fds[3]) {
 
 API unsigned char *ww_near_staging(struct near *n) { return n->staging; }
 
-/* Facts of a worker as a client of the near end sees them. */
+/* Change a worker's facts to those that a client of the near end gets. */
 API void ww_near_facts(struct ww_facts *facts, int opened) {
     facts->said = opened ? WW_OPENED : WW_FACTS;
     facts->remote = 1;
@@ -146,16 +149,17 @@ API void ww_near_facts(struct ww_facts *facts, int opened) {
     facts->attributes[CU_DEVICE_CAN_MAP_HOST] = 0;
 }
 
-/* Bytes of facts, of a place, of a place whose bytes travel with its block. */
+/* Get sizes in bytes: of struct ww_facts, of a place, and the limit for places that are sent with their block. */
 API void ww_sizes(uint32_t sizes[3]) {
     sizes[0] = sizeof(struct ww_facts);
     sizes[1] = WW_PLACE_BYTES;
     sizes[2] = SMALL;
 }
 
-/* -- near: the ring ------------------------------------------------------------------------------------------------ */
+/* -- near end: the ring -------------------------------------------------------------------------------------------- */
 
-/* Check what a worker would end for, and places more closely: the bytes move outside of it. */
+/* Return true if an entry is invalid: a worker would exit because of it. Places are checked more strictly, because the
+ * relay moves their bytes. */
 static int wrong(const struct near *n, const struct ww_entry *e, uint64_t ahead, uint64_t rest, struct stop *s) {
     if (e->size < sizeof *e || e->size % sizeof *e || e->size > ahead || e->size > rest)
         return 1;
@@ -163,7 +167,7 @@ static int wrong(const struct near *n, const struct ww_entry *e, uint64_t ahead,
         return e->size > WW_ENTRY_MOST;
     if (e->size > WW_ENTRY_MOST || (e->slot != WW_NO_SLOT && e->slot >= WW_SLOTS) || e->op == WW_OP_LINK ||
         (e->op >= WW_OP_PIN && e->op <= WW_OP_UNPIN))
-        return 1; /* no descriptor gets there */
+        return 1; /* these operations send descriptors, which cannot reach another host */
     s->way = ww_place_way(e->op);
     if (!s->way || !e->place)
         return (s->way = WW_NO_BYTES);
@@ -183,13 +187,14 @@ static void passed(struct near *n, uint64_t ahead, uint64_t size) {
     }
 }
 
-struct block { /* that is being taken */
+struct block { /* entries that are being taken */
     unsigned char *out;
     uint32_t room, nbytes, small, nstops, most;
     struct stop *stops;
 };
 
-/* Take one entry: 1, NOTHING (there is no more, or no room, or the block is full), WRONG; 2: the block ends with it. */
+/* Take one entry. Return 1; 2 if the block ends with the entry; NOTHING if the near ring is empty, the far ring has no
+ * room, or the block is full; WRONG if the entry is invalid. */
 static int take_one(struct near *n, struct block *b) {
     uint64_t ahead = atomic_load_explicit(&n->ring->head, memory_order_acquire) - n->tail;
     if (!ahead)
@@ -221,8 +226,9 @@ static int take_one(struct near *n, struct block *b) {
     return e.op == WW_OP_PAD ? 2 : 1;
 }
 
-/* Take entries that are there, at most `room` bytes (not less than WW_ENTRY_MOST) and `*nstops` with bytes: *from to
- * *to of the ring, of which the bytes returned are the beginning. NOTHING: none came in time. */
+/* Take a block of published entries, with at most `room` bytes (not less than WW_ENTRY_MOST) and at most *nstops
+ * entries with bytes in places. The block covers the ring from *from to *to. Return the number of its first bytes,
+ * which are in `out`; the rest of the block is padding. NOTHING: no entry was published in time. */
 API int ww_near_take(struct near *n, int socket, int pidfd, unsigned char *out, uint32_t room, struct stop *stops,
                      uint32_t *nstops, uint64_t *from, uint64_t *to, int timeout_ms) {
     struct block b = {.out = out, .room = room, .stops = stops, .most = *nstops};
@@ -251,7 +257,7 @@ API int ww_near_take(struct near *n, int socket, int pidfd, unsigned char *out, 
             return GONE;
         if (now >= until)
             return NOTHING;
-        int nothing = atomic_load(&n->ring->head) == n->tail; /* else the far ring is full: its tail wakes us */
+        int nothing = atomic_load(&n->ring->head) == n->tail; /* else the far ring is full: ww_near_apply wakes */
         if (nothing)
             atomic_store(&n->status->asleep, 1);
         atomic_thread_fence(memory_order_seq_cst);
@@ -284,8 +290,8 @@ API void ww_near_place(struct near *n, uint32_t place, uint32_t use, int32_t res
 
 static size_t padded(uint32_t nbytes) { return ((size_t)nbytes + 7) & ~(size_t)7; }
 
-/* Store what has come back: errors first, so that a thread that sees an answer sees the errors before it. 0, or WRONG.
- */
+/* Store the contents of a message in `status`: errors first, so that a thread that reads an answer finds the errors of
+ * earlier calls. Return 0 or WRONG. */
 API int ww_near_apply(struct near *n, const unsigned char *bytes, size_t nbytes) {
     struct back head;
     struct answer a;
@@ -319,16 +325,9 @@ API int ww_near_apply(struct near *n, const unsigned char *bytes, size_t nbytes)
     return 0;
 }
 
-/* -- far ----------------------------------------------------------------------------------------------------------- */
+/* -- far end ------------------------------------------------------------------------------------------------------- */
 
-API void ww_far_free(struct far *f) {
-    ww_unmap(f->ring, sizeof *f->ring);
-    ww_unmap(f->status, sizeof *f->status);
-    ww_unmap(f->staging, STAGING);
-    free(f);
-}
-
-/* Map what a worker gave; the descriptors stay the caller's. */
+/* Map the shared memory of a worker. The caller must close the descriptors. */
 API struct far *ww_far_make(const int fds[3]) {
     struct far *f = calloc(1, sizeof *f);
     if (!f)
@@ -344,7 +343,7 @@ API struct far *ww_far_make(const int fds[3]) {
 
 API unsigned char *ww_far_staging(struct far *f) { return f->staging; }
 
-/* Note for which answers a block asks: only those slots are looked at. */
+/* Record which slots get answers to the entries of a block: only these slots are scanned. Return 0 or WRONG. */
 static int note(struct far *f, const unsigned char *bytes, uint32_t nbytes) {
     struct ww_entry e;
     for (uint32_t at = 0; at < nbytes;) {
@@ -362,7 +361,8 @@ static int note(struct far *f, const unsigned char *bytes, uint32_t nbytes) {
     return 0;
 }
 
-/* Put a block where it was in the near ring, without publishing it. 0, or WRONG. */
+/* Copy a block to its offsets in the far ring, which are those in the near ring, without publishing it. Return 0 or
+ * WRONG. */
 API int ww_far_copy(struct far *f, uint64_t from, uint64_t to, const unsigned char *bytes, uint32_t nbytes) {
     uint64_t tail = atomic_load_explicit(&f->status->tail, memory_order_acquire);
     if (from != f->filled || to < from || nbytes > to - from || to - tail > WW_RING_BYTES || note(f, bytes, nbytes))
@@ -422,7 +422,8 @@ static uint32_t scan_places(struct far *f, struct done *places) {
     return n;
 }
 
-/* Write what is new; 0: nothing is. Errors are read behind the answers, so they are as new as these. */
+/* Write a message with all changes since the last scan. Return its size in bytes, or 0 if nothing has changed. Errors
+ * are read after the answers, so that the message has the errors of all calls before these answers. */
 static int scan(struct far *f, unsigned char *out, uint32_t room, struct done *places, uint32_t *nplaces) {
     struct back head = {0};
     f->again = 0;
@@ -440,8 +441,9 @@ static int scan(struct far *f, unsigned char *out, uint32_t room, struct done *p
     return (int)(sizeof head + bytes);
 }
 
-/* Wait for something new and write it: the bytes for `ww_near_apply`, and places that are done. NOTHING: none came in
- * time. *ended: the worker is gone; call until it returns NOTHING. */
+/* Wait for changes. Write a message for ww_near_apply, and the places that are done. Return the message's size, or
+ * NOTHING if nothing has changed in time. *ended: the worker has exited; then call this function again until it returns
+ * NOTHING, to read the worker's last answers. */
 API int ww_far_wait(struct far *f, int socket, unsigned char *out, uint32_t room, struct done *places,
                     uint32_t *nplaces, int *ended, int timeout_ms) {
     int64_t began = now_ns(), until = began + timeout_ms * 1000000ll;

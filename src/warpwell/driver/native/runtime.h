@@ -1,8 +1,8 @@
 /* The CUDA runtime library over public functions of the driver: interfaces between its files.
  *
- * One source serves releases 12 and 13: CUDART_MAJOR is the release. Levels, each of which calls only those in front of
- * it: state (start, contexts, errors), register (code of the program), launch, memory, device, graph. Forwards,
- * variants for per-thread streams and refusals are generated, see runtime.py.
+ * One source serves releases 12 and 13: CUDART_MAJOR is the release. Each file calls only earlier ones in this list:
+ * state (start, contexts, errors), register (code of the program), launch, memory, device, graph. Functions that only
+ * call the driver, variants for per-thread streams, and refusals are generated, see runtime.py.
  *
  * Handles are the driver's own. Error codes are the driver's, except where the runtime has its own: RT_...
  */
@@ -52,7 +52,7 @@ enum rt_code {
     RT_FUNCTION = 98,
 };
 
-#define RT_DEVICES 64 /* the most that a program uses */
+#define RT_DEVICES 64 /* maximum number of devices that a program uses */
 #define RT_OLDEST_DRIVER 12000
 
 struct rt_error {
@@ -61,51 +61,51 @@ struct rt_error {
 };
 
 struct rt_property {
-    uint16_t offset, nbytes, attribute; /* of the driver; ends with nbytes 0 */
+    uint16_t offset, nbytes, attribute; /* a field of cudaDeviceProp, and the driver's attribute with its value */
 };
 
-extern const struct rt_error rt_errors[]; /* ends with a NULL name */
-extern const struct rt_property rt_properties[];
+extern const struct rt_error rt_errors[];        /* ends with a NULL name */
+extern const struct rt_property rt_properties[]; /* ends with nbytes 0 */
 
 /* -- runtime_state.c ----------------------------------------------------------------------------------------------- */
 
-/* Start the driver; a code if it cannot be used (also in a forked child, and while the library is unloaded). */
+/* Start the driver. Return an error if it cannot be used, in a forked child, and while the library is unloaded. */
 int rt_start(void);
 /* Start the driver. If the calling thread has no current context, make its device's current. */
 int rt_enter(void);
-/* Make the primary context of a device current, and keep the device for the thread. */
+/* Make a device the calling thread's device, and its primary context the current one. */
 int rt_use_device(int device);
 /* Destroy what the process has on a device; threads enter its new context at their next call. */
 int rt_reset_device(int device);
-/* The device of the calling thread; no context is created. */
+/* Get the device of the calling thread, without creating a context. */
 int rt_device(int *device);
-/* The primary context of a device, created if need be. */
+/* Get the primary context of a device; create it if need be. */
 int rt_context(int device, CUcontext *context);
-/* The current context, or NULL. */
+/* Return the current context, or NULL. */
 CUcontext rt_current(void);
-/* A number that changes whenever a device is reset. */
+/* Return a number that changes whenever a device is reset. */
 uint64_t rt_generation(void);
-/* Record a code that is not 0 as the thread's last error; return it. */
+/* Record an error as the thread's last error, unless it is 0, and return it. */
 int rt_result(int error);
-/* Name a function that is not served, once a process, on stderr: cudaErrorNotSupported, recorded. */
+/* Report a function that is not served on stderr, once a process. Record and return cudaErrorNotSupported. */
 int rt_refuse(const char *name);
 int cudaGetLastError(void);
 int cudaPeekAtLastError(void);
 const char *cudaGetErrorName(int code);
-/* A line on stderr. */
+/* Print a line on stderr. */
 void rt_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* -- runtime_register.c -------------------------------------------------------------------------------------------- */
 
-/* The kernel behind a host function of the program, or a kernel's handle itself. */
+/* Find the kernel of a host function of the program. A handle that rt_add_kernel has stored is its own kernel. */
 int rt_kernel(const void *function, CUkernel *kernel);
-/* Remember the handle of a kernel that the program looked up itself. */
+/* Store the handle of a kernel that the program has looked up, so that rt_kernel finds it. */
 int rt_add_kernel(CUkernel kernel);
-/* The host function of a kernel; or the handle itself. */
+/* Return the host function of a kernel, or the kernel's handle if it has no host function. */
 void *rt_host_function(CUkernel kernel);
-/* Name of the kernel behind a host function, or NULL. */
+/* Return the name of a host function's kernel, or NULL. */
 const char *rt_kernel_name(const void *function);
-/* Address and size of a variable of the program on the current device. */
+/* Get the address and size of a variable of the program on the current device. */
 int rt_symbol(const void *symbol, CUdeviceptr *address, size_t *nbytes);
 
 /* -- runtime_memory.c ---------------------------------------------------------------------------------------------- */
@@ -125,9 +125,9 @@ struct cuda_copy3 {
     int32_t direction;
 };
 
-/* The driver's description of a box copy. */
+/* Translate a copy of a box to the driver's struct. */
 int rt_copy3(const struct cuda_copy3 *copy, struct cu_copy3 *to);
-/* Types of memory at both ends of a copy; cudaErrorInvalidMemcpyDirection for an unknown direction. */
+/* Get the types of memory at both ends of a copy; cudaErrorInvalidMemcpyDirection: unknown direction. */
 int rt_direction(int direction, int *from, int *to);
 
 #endif

@@ -3,11 +3,11 @@
 
 #include <string.h>
 
-#define MAP_HOST 8u /* flag: always on */
+#define MAP_HOST 8u /* cudaDeviceMapHost: always set */
 #define FLAGS_GIVEN 1u
-#define PER_THREAD 2u /* flag of look-ups: as cuGetProcAddress counts */
+#define PER_THREAD 2u /* cudaEnablePerThreadDefaultStream, and the same flag of cuGetProcAddress */
 
-struct properties { /* the numbers behind these fields are in rt_properties */
+struct properties { /* start of cudaDeviceProp; rt_properties describes the fields that follow */
     char name[256];
     struct cu_uuid uuid;
     char luid[8];
@@ -21,7 +21,7 @@ struct properties { /* the numbers behind these fields are in rt_properties */
 #define PROPERTY_BYTES 1008
 #endif
 
-/* -- choosing ------------------------------------------------------------------------------------------------------ */
+/* -- choice of a device -------------------------------------------------------------------------------------------- */
 
 CUDART_API int cudaGetDeviceCount(int *count) {
     int error = count ? rt_start() : CUDA_ERROR_INVALID_VALUE;
@@ -171,7 +171,7 @@ int rt_cudaGetDriverEntryPointByVersion(const char *name, void **function, uint3
     return entry_point(name, function, version, flags || !per_thread ? flags : PER_THREAD, status);
 }
 
-struct channel { /* of textures: bits of each component */
+struct channel { /* cudaChannelFormatDesc: bits of each component of a texture */
     int32_t x, y, z, w, type;
 };
 

@@ -1,5 +1,5 @@
-/* Nodes of graphs whose parameters differ from the driver's: kernels are host functions of the program, and copies are
- * described with the runtime's structures. The others are forwarded, see runtime_calls.txt. */
+/* Nodes of graphs with parameters that differ from the driver's: a kernel is a host function of the program, and a copy
+ * is described by the runtime's structs. Calls for other nodes are forwarded, see runtime_calls.txt. */
 #include "runtime.h"
 
 #include <string.h>
@@ -88,7 +88,7 @@ static int flat(struct cu_copy3 *to, void *there, const void *here, size_t nbyte
     return rt_copy3(&c, to);
 }
 
-/* A copy to (or from) a variable of the program. */
+/* Describe a copy to (or from) a variable of the program. */
 static int flat_symbol(struct cu_copy3 *to, const void *symbol, bool is_to, const void *other, size_t nbytes,
                        size_t offset, int direction) {
     CUdeviceptr start;
@@ -102,7 +102,7 @@ static int flat_symbol(struct cu_copy3 *to, const void *symbol, bool is_to, cons
 
 enum action { ADD, SET, SET_EXEC };
 
-struct place { /* what happens to a node */
+struct place { /* the node that a call adds or changes */
     enum action action;
     void **made, *graph, *after;
     size_t nafter;
@@ -126,7 +126,7 @@ static int apply(const struct place *p, int error, struct cu_copy3 *copy) {
 #define CHANGED {.action = SET, .node = node}
 #define CHANGED_EXEC {.action = SET_EXEC, .exec = exec, .node = node}
 
-/* Enter a context; then build `copy` by `build`, which may fail, and apply it. */
+/* Body of a function: enter a context, evaluate `build`, which fills `copy` and may fail, and apply `copy`. */
 #define COPY_NODE(place_, build)                                                                                       \
     struct place p = place_;                                                                                           \
     struct cu_copy3 copy;                                                                                              \
@@ -198,7 +198,7 @@ CUDART_API int cudaGraphMemcpyNodeGetParams(void *node, void *params) {
 
 /* -- nodes of any type --------------------------------------------------------------------------------------------- */
 
-struct node_params { /* as struct cu_node_params: kernels and copies differ, the driver's have contexts */
+struct node_params { /* as struct cu_node_params, but kernels and copies differ, and no node has a context */
     int32_t type, reserved[3];
     union {
         unsigned char bytes[232];
@@ -236,7 +236,8 @@ static int to_node(const struct node_params *from, struct cu_node_params *to) {
     }
 }
 
-/* Copy the results of the driver: the address of an allocation, graphs of a condition. */
+/* Copy the driver's results to the program's struct: the address of an ALLOC node, body graphs of a conditional node.
+ */
 static void from_node(const struct cu_node_params *from, struct node_params *to) {
     if (from->type == CU_NODE_ALLOC || from->type == CU_NODE_CONDITION)
         memcpy(&to->of, &from->of, sizeof to->of);

@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#define PENDING_MOST 32 /* launches whose arguments launch kernels themselves */
+#define PENDING_MOST 32 /* maximum depth of launches with arguments that launch kernels themselves */
 #define CACHED 16
 
 struct shape {
@@ -18,7 +18,7 @@ static _Thread_local struct {
     unsigned n;
 } pending;
 
-/* Number of changes to attributes of kernels: each makes the cached occupancy out of date. */
+/* Number of changes to attributes of kernels. Each change invalidates cached occupancies. */
 static _Atomic uint64_t changes;
 
 /* -- launches ------------------------------------------------------------------------------------------------------ */
@@ -45,7 +45,8 @@ CUDART_API int __cudaPopCallConfiguration(void *grid, void *block, size_t *share
 /* An empty grid is an invalid configuration in release 12, and an invalid value in release 13 (H200, driver 13.0). */
 static bool is_bad_grid(uint32_t n, int most) { return n > (uint32_t)most || (!n && CUDART_MAJOR == 12); }
 
-/* Return true if the device cannot have such a grid or block: the driver has one code for this and for other arguments.
+/* Return true if a grid or block exceeds the device's limits. The driver has the same error for other invalid
+ * arguments.
  */
 static bool is_bad_shape(const uint32_t *grid, const uint32_t *block) {
     int device, most[6], threads;
@@ -101,7 +102,7 @@ CUDART_API int cudaLaunchCooperativeKernel(const void *function, struct cuda_dim
     return launched(error, &grid.x, &block.x);
 }
 
-struct launch_config { /* as struct cu_launch_config, with more bits of shared memory */
+struct launch_config { /* as struct cu_launch_config, but with 64 bits for `shared` */
     struct cuda_dim3 grid, block;
     size_t shared;
     CUstream stream;
@@ -133,7 +134,7 @@ int rt_cudaLaunchKernelExC(void *config, const void *function, void **arguments,
 
 /* -- kernels ------------------------------------------------------------------------------------------------------- */
 
-/* The kernel of a host function, and the current device. */
+/* Enter a context, and get the kernel of a host function and the current device. */
 static int enter_kernel(const void *function, CUkernel *kernel, int *device) {
     int error = rt_enter();
     return error || (error = rt_kernel(function, kernel)) ? error : cuCtxGetDevice(device);
@@ -160,7 +161,7 @@ CUDART_API int cudaFuncGetAttributes(void *attributes, const void *function) {
                            &a->cluster[1], &a->cluster[2], &a->nonportable,  &a->policy};
     for (int i = 0; i < (int)(sizeof to / sizeof *to); i++) {
         error = cuKernelGetAttribute(to[i], i, kernel, device);
-        if (error && i <= CU_FUNC_SHARED_CARVEOUT) /* older drivers lack the others */
+        if (error && i <= CU_FUNC_SHARED_CARVEOUT) /* older drivers lack later attributes */
             return rt_result(error);
     }
     a->shared = (size_t)bytes[0];
@@ -182,7 +183,7 @@ CUDART_API int cudaFuncSetCacheConfig(const void *function, int config) {
     return rt_result(error ? error : cuKernelSetCacheConfig(kernel, config, device));
 }
 
-/* Banks of shared memory have one width since many generations of GPUs. */
+/* Only check the arguments: supported GPUs have banks of shared memory of one width. */
 CUDART_API int cudaFuncSetSharedMemConfig(const void *function, int config) {
     CUkernel kernel;
     int device, error = enter_kernel(function, &kernel, &device);
@@ -233,7 +234,8 @@ CUDART_API int cudaLibraryEnumerateKernels(CUkernel *kernels, uint32_t most, CUl
 
 /* -- occupancy ----------------------------------------------------------------------------------------------------- */
 
-/* Over the layer the driver's answer takes a message: programs ask before every launch. */
+/* Answers are cached, because programs call this before every launch, and with the layer each query of the driver takes
+ * a message. */
 CUDART_API int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function, int threads,
                                                                       size_t shared, uint32_t flags) {
     static _Thread_local struct {

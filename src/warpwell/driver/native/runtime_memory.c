@@ -1,7 +1,8 @@
 /* Memory, copies, fills. See runtime.h.
  *
- * Copies that name their direction use the driver's call of that direction, so that a wrong one is refused as natively;
- * cudaMemcpyDefault and copies between hosts leave it to the driver's unified addresses. Arrays are not served.
+ * Copies with a direction use the driver's function for that direction, so that the driver refuses a wrong direction as
+ * with NVIDIA's runtime. With cudaMemcpyDefault, and from host to host, unified addresses determine the direction.
+ * Arrays are not served.
  */
 #include "runtime.h"
 
@@ -40,7 +41,7 @@ CUDART_API int cudaMallocAsync(void **p, size_t nbytes, CUstream stream) {
     return 0;
 }
 
-/* No bytes are no error, other than in the driver. */
+/* 0 bytes are not an error, unlike in the driver. */
 CUDART_API int cudaMallocManaged(void **p, size_t nbytes, uint32_t flags) {
     CUdeviceptr at = 0;
     int error = rt_enter();
@@ -163,7 +164,7 @@ CUDART_API int cudaMemcpyAsync(void *to, const void *from, size_t nbytes, int di
 }
 
 #if CUDART_MAJOR >= 13
-/* Hints about locations and orders of reading are not needed: each copy is one call of the stream's order. */
+/* Attributes are only hints about locations and the order of accesses: each copy is one call in the stream's order. */
 CUDART_API int cudaMemcpyBatchAsync(void **to, void **from, void *nbytes, size_t count, void *attributes,
                                     size_t *indices, size_t nattributes, CUstream stream) {
     int error = count && (!to || !from || !nbytes) ? CUDA_ERROR_INVALID_VALUE : 0;
@@ -337,7 +338,7 @@ struct peer_copy3 {
     struct cuda_extent extent;
 };
 
-/* Unified addresses say on which devices the ends are. */
+/* Translate a copy between devices. The devices are not needed, because unified addresses determine them. */
 static int of_peers(const struct peer_copy3 *p, struct cuda_copy3 *c) {
     if (!p)
         return CUDA_ERROR_INVALID_VALUE;

@@ -12,7 +12,7 @@
 
 struct image {
     const void *data;
-    int32_t version; /* of the wrapper: 2 if nvcc linked device code of several files */
+    int32_t version; /* of the wrapper; 2: nvcc has linked device code of several files */
     _Atomic(CUlibrary) library;
     _Atomic bool is_gone;
 };
@@ -20,11 +20,11 @@ struct image {
 struct entry {
     const void *host;
     const char *name;
-    struct image *image; /* NULL: the program looked the kernel up itself */
+    struct image *image; /* NULL: a kernel that the program has looked up */
     _Atomic(CUkernel) kernel;
-    size_t nbytes;          /* of a variable */
-    void **managed;         /* of a managed variable: where the program expects its address */
-    struct entry *previous; /* all entries, newest first */
+    size_t nbytes;          /* size of a variable; 0: a kernel */
+    void **managed;         /* managed variables: the program's pointer to the variable */
+    struct entry *previous; /* in the list of all entries, newest first */
 };
 
 struct table {
@@ -67,7 +67,7 @@ static void place(struct table *t, struct entry *e) {
     atomic_store_explicit(&t->slots[i], e, memory_order_release);
 }
 
-/* A table of at most half its room, with all entries; under lock. */
+/* Return the table; if half of its room is in use, first replace it by a larger one. `lock` is held. */
 static struct table *grown(void) {
     struct table *old = atomic_load(&entries);
     if (old && 2 * nentries < old->room)
@@ -171,7 +171,7 @@ CUDART_API void __cudaRegisterManagedVar(void **handle, void **host, char *devic
     }
 }
 
-/* The program is about to use a managed variable of this image for the first time. */
+/* Called before the program uses a managed variable of an image for the first time: set its pointers to them. */
 CUDART_API char __cudaInitModule(void **handle) {
     struct image *image = (struct image *)handle;
     CUlibrary library;
@@ -188,7 +188,7 @@ CUDART_API char __cudaInitModule(void **handle) {
     for (; e && !error; e = e->previous)
         if (e->image == image && e->managed && !(error = cuLibraryGetManaged(&address, &nbytes, library, e->name)))
             *e->managed = (void *)(uintptr_t)address;
-    if (error) { /* the program would use addresses that it does not have */
+    if (error) { /* otherwise the program would use invalid pointers */
         rt_say("__managed__ variables cannot be used here: %s", cudaGetErrorName(error));
         exit(1);
     }
@@ -248,7 +248,7 @@ CUDART_API int cudaGetKernel(CUkernel *kernel, const void *function) {
 
 /* -- variables ----------------------------------------------------------------------------------------------------- */
 
-/* A managed variable whose address is `symbol`: programs pass it instead of the address of the host variable. */
+/* Find a managed variable by its address, which programs pass instead of the address of the host variable. */
 static const struct entry *managed_at(const void *symbol) {
     pthread_mutex_lock(&lock);
     const struct entry *e = newest;

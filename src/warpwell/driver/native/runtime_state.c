@@ -20,12 +20,12 @@ static _Atomic int phase;
 static _Atomic uint64_t generation = 1;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
-    CUcontext context; /* the last one; stays when it is released */
+    CUcontext context; /* the last primary context, also after its release */
     bool is_retained;
 } devices[RT_DEVICES]; /* under lock */
 
 static _Thread_local struct {
-    uint64_t generation; /* of the current context, 0: no context was entered */
+    uint64_t generation; /* when the thread entered its context; 0: never */
     int device, last;
 } mine;
 
@@ -139,7 +139,7 @@ int rt_device(int *device) {
     if (error)
         return error;
     *device = mine.device;
-    if (!cuCtxGetCurrent(&now) && now && !is_ours(now)) /* the program's own */
+    if (!cuCtxGetCurrent(&now) && now && !is_ours(now)) /* the program has made it current */
         error = cuCtxGetDevice(device);
     return error;
 }
@@ -166,7 +166,7 @@ int rt_result(int error) {
     return error;
 }
 
-/* After these the context cannot be used: they stay the last error until it is reset. */
+/* Return true for errors after which the context cannot be used: they stay the last error until a reset. */
 static bool is_sticky(int error) {
     return error == CUDA_ERROR_ILLEGAL_ADDRESS || error == CUDA_ERROR_LAUNCH_TIMEOUT || error == CUDA_ERROR_ASSERT ||
            error == CUDA_ERROR_ECC_UNCORRECTABLE || error == CUDA_ERROR_NVLINK_UNCORRECTABLE ||

@@ -1,4 +1,4 @@
-/* Functions of Linux for layer, worker and relay: the clock, futexes, shared memory, packets with descriptors. */
+/* Linux system calls for layer, worker and relay: the clock, futexes, shared memory, packets with descriptors. */
 #ifndef WW_SYSTEM_H
 #define WW_SYSTEM_H
 
@@ -26,7 +26,7 @@ static inline uint64_t ww_now_ns(void) {
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* Return true if there are more cores than a program and its worker need. Threads spin only on such machines. */
+/* Return true if a program and its worker leave a core free. If not, threads spin only briefly. */
 static inline bool ww_many_cores(void) {
     cpu_set_t set;
     return !sched_getaffinity(0, sizeof set, &set) && CPU_COUNT(&set) > 2;
@@ -40,7 +40,7 @@ static inline void ww_relax(void) {
 #endif
 }
 
-/* Sleep while the futex is `seen`, for less than 1 s. Return 0 or an errno. */
+/* Sleep until a wake-up, for at most `ns` (less than 1 s), if *futex is `seen`. Return 0 or an errno. */
 static inline int ww_futex_wait(const _Atomic uint32_t *futex, uint32_t seen, int64_t ns) {
     struct timespec limit = {0, (long)ns};
     return syscall(SYS_futex, futex, FUTEX_WAIT, seen, &limit, NULL, 0) ? errno : 0;
@@ -52,26 +52,27 @@ static inline void ww_wake_all(_Atomic uint32_t *futex) {
 
 /* -- shared memory ------------------------------------------------------------------------------------------------- */
 
-/* Make memory that another process can map. Nothing can change its size; with `read_only` no other process can write to
- * it. All of it exists at once, so a write never finds the machine without memory. Return its address, which is `at`
- * unless that is NULL, or NULL with errno: EEXIST if the address is in use. *fd is -1, or the caller's. */
+/* Create a memfd that another process can map from *fd, and map it here: at `at`, or anywhere if `at` is NULL. Its size
+ * is sealed; with `read_only`, new mappings cannot be writable. All pages are allocated, so that no later write fails
+ * for lack of memory. Return the address, or NULL with errno: EEXIST if `at` is in use. The caller closes *fd, also on
+ * errors, unless it is -1. */
 static inline void *ww_share_memory(const char *name, void *at, size_t nbytes, bool read_only, int *fd) {
     int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | (read_only ? F_SEAL_FUTURE_WRITE : 0);
-    *fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING); /* glibc has it from 2.27 on */
+    *fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING); /* glibc before 2.27 lacks it */
     if (*fd < 0 || ftruncate(*fd, (off_t)nbytes) || fallocate(*fd, 0, 0, (off_t)nbytes))
         return NULL;
     void *got = mmap(at, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | (at ? MAP_FIXED_NOREPLACE : 0), *fd, 0);
     if (got == MAP_FAILED)
         return NULL;
     if (at && got != at)
-        errno = EEXIST; /* an old kernel takes the address for a hint */
+        errno = EEXIST; /* Linux before 4.17 treats the address as a hint */
     else if (!fcntl(*fd, F_ADD_SEALS, seals))
         return got;
     munmap(got, nbytes);
     return NULL;
 }
 
-/* Map memory that another process made, or return NULL. */
+/* Map `nbytes` of shared memory that another process created. Return NULL on errors, or if the file is smaller. */
 static inline void *ww_map_shared(int fd, size_t nbytes, int protection) {
     struct stat s;
     if (fstat(fd, &s) || (size_t)s.st_size < nbytes)
@@ -85,7 +86,7 @@ static inline void ww_unmap(const void *at, size_t nbytes) {
         munmap((void *)(uintptr_t)at, nbytes);
 }
 
-/* Reserve addresses that are not in use, or return false. */
+/* Reserve `nbytes` of address space at `at`, without memory. Return false if any of these addresses is in use. */
 static inline bool ww_reserve(void *at, size_t nbytes) {
     void *got = mmap(at, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
     if (got != MAP_FAILED && got != at)
@@ -95,8 +96,9 @@ static inline bool ww_reserve(void *at, size_t nbytes) {
 
 /* -- sorted ranges ------------------------------------------------------------------------------------------------- */
 
-/* Return the index of the first of `n` ranges that ends behind an address. They are sorted and do not overlap; each of
- * them begins with its address and its size, 64 bits each, and has `each` bytes. */
+/* Return the index of the range that contains address `at`, or else of the next range (`n` if there is no next one).
+ * The `n` ranges in `all` are sorted by address and do not overlap. A range is a struct of `each` bytes, which begins
+ * with two 64-bit fields: address and size. */
 static inline size_t ww_first_behind(const void *all, size_t n, size_t each, uint64_t at) {
     size_t low = 0, high = n;
     while (low < high) {
@@ -112,14 +114,14 @@ static inline size_t ww_first_behind(const void *all, size_t n, size_t each, uin
 
 /* -- packets with descriptors -------------------------------------------------------------------------------------- */
 
-#define WW_DESCRIPTORS 8 /* the most that a packet has */
+#define WW_DESCRIPTORS 8 /* maximum number in a packet */
 
 union ww_control {
     struct cmsghdr header;
     char room[CMSG_SPACE(WW_DESCRIPTORS * sizeof(int))];
 };
 
-/* Send a packet with `nfds` descriptors: 0, or -1 with errno. */
+/* Send a packet with `nfds` descriptors. Return 0, or -1 with errno. */
 static inline int ww_send_packet(int socket, const void *packet, size_t nbytes, const int *fds, size_t nfds,
                                  int flags) {
     union ww_control control = {.header = {.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
@@ -134,8 +136,9 @@ static inline int ww_send_packet(int socket, const void *packet, size_t nbytes, 
     return sendmsg(socket, &m, MSG_NOSIGNAL | flags) < 0 ? -1 : 0;
 }
 
-/* Receive a packet that has arrived. Absent descriptors are -1, and those beyond `nfds` are closed. Return its bytes, 0
- * at the end, -1 with errno. *is_cut: the packet is longer. */
+/* Receive a packet without waiting. Fill fds with its descriptors, then with -1; close descriptors beyond `nfds`.
+ * Return the bytes received, 0 if the other side has closed the socket, -1 with errno. *is_cut: the packet did not fit.
+ */
 static inline ssize_t ww_receive_packet(int socket, void *packet, size_t nbytes, int *fds, size_t nfds, int *is_cut) {
     union ww_control control;
     struct iovec part = {packet, nbytes};

@@ -2,10 +2,10 @@
  *
  *     ww_worker --driver PATH --device ORDINAL|UUID --ordinal K [--quota BYTES] --control FD --life FD
  *
- * It starts the driver, sends its facts to the server over `control`, and waits there for a client (a ww_hand_over):
- * until then it has no context, and takes no memory of the device. From then on it serves the client at the other end
- * of that socket, and ends when that hangs up, when the client's process (pidfd) ends, or when the server (the other
- * end of `life`) is gone. It keeps a ww_counts in the file of `counts`.
+ * The worker starts the driver, sends the properties of the device to the server over `control`, and waits for a client
+ * there (a ww_hand_over): until then it has no context and uses no device memory. Then it serves the client over the
+ * socket from the ww_hand_over. It exits when the client closes that socket, when the client's process (pidfd) exits,
+ * or when the server closes the other end of `life`. It updates a ww_counts in the file `counts`.
  */
 #include "worker.h"
 
@@ -18,22 +18,23 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
-#define LEAST_DRIVER 12040        /* functions tell their parameters since then */
-#define RESIZE_LOCAL_TO_MOST 0x10 /* flag of a context: else a kernel with more local memory waits for the device */
+#define LEAST_DRIVER 12040        /* the first with cuFuncGetParamInfo */
+#define RESIZE_LOCAL_TO_MOST 0x10 /* context flag: else a launch that needs more local memory waits for the device */
 
 static struct options {
-    const char *driver, *device;
-    int control, life, pidfd, counts, board;
+    const char *driver;
+    int device, control, life, pidfd, counts, board;
     int64_t pid, priority;
     char tenant[WW_GATE_NAME];
-} given = {.driver = "libcuda.so.1", .device = "0", .control = -1, .life = -1, .pidfd = -1, .counts = -1, .board = -1};
+} given = {.driver = "libcuda.so.1", .control = -1, .life = -1, .pidfd = -1, .counts = -1, .board = -1};
 
-/* -- ends ---------------------------------------------------------------------------------------------------------- */
+/* -- exit ---------------------------------------------------------------------------------------------------------- */
 
-/* A client that closes its context waits for the end of the socket: the device's memory is free before that. */
+/* Exit without a shutdown of the socket, unlike ww_end: a client that closes its context waits for the socket's end,
+ * and expects that the device memory is free then. */
 static _Noreturn void end_quietly(void) { _exit(0); }
 
-/* Its own thread, because the executor may be held up in the driver, or by a full pipe at stdout. */
+/* Runs in its own thread, because the executor may block in the driver, or on a full pipe at stdout. */
 static void *watch(void *unused) {
     (void)unused;
     struct pollfd all[3] = {{ww.socket, POLLRDHUP, 0}, {given.pidfd, POLLIN, 0}, {given.life, POLLIN, 0}};
@@ -53,7 +54,7 @@ static void start_watch(void) {
     pthread_detach(thread);
 }
 
-/* Takes the client that the server hands over, or ends with the server. */
+/* Wait for the client that the server hands over; exit if the server exits. */
 static void await_client(void) {
     struct pollfd all[2] = {{given.control, POLLIN, 0}, {given.life, POLLIN, 0}};
     while (poll(all, 2, -1) < 0)
@@ -66,7 +67,7 @@ static void await_client(void) {
         end_quietly();
     ww.socket = fds[0];
     given.counts = fds[1];
-    for (int i = 2; i < 4; i++) /* the client's output */
+    for (int i = 2; i < 4; i++) /* the client's stdout and stderr become those of the worker */
         if (dup2(fds[i], i - 1) < 0 || close(fds[i]))
             end_quietly();
     if (packet.has_process)
@@ -79,7 +80,7 @@ static void await_client(void) {
     given.control = -1;
 }
 
-/* Report to the client, or before there is a client to the server, which may hand one over nevertheless. */
+/* Report to the client, and exit. Without a client, report to the server, which may still hand over a client. */
 static _Noreturn void refuse(CUresult result, const char *why) {
     struct ww_refused said = {.said = WW_REFUSED, .result = result};
     snprintf(said.why, sizeof said.why, "%s", why);
@@ -104,48 +105,20 @@ static void must(CUresult code, const char *what) {
 
 /* -- the device ---------------------------------------------------------------------------------------------------- */
 
-static int same_uuid(const unsigned char *uuid, const char *text) {
-    char said[64];
-    int n = snprintf(said, sizeof said, "GPU-");
-    for (int i = 0; i < 16; i++)
-        n += snprintf(said + n, sizeof said - (size_t)n, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
-                      uuid[i]);
-    return !strcmp(said, text);
-}
-
-static void find_device(void) {
-    char *rest;
-    long ordinal = strtol(given.device, &rest, 10);
-    int count = 0;
-    if (*given.device && !*rest) {
-        must(native.cuDeviceGet(&ww.device, (int)ordinal), "no such device");
-        return;
-    }
-    must(native.cuDeviceGetCount(&count), "devices cannot be counted");
-    for (int i = 0; i < count; i++) {
-        unsigned char uuid[16];
-        if (native.cuDeviceGet(&ww.device, i) || native.cuDeviceGetUuid_v2(uuid, ww.device))
-            continue;
-        if (same_uuid(uuid, given.device))
-            return;
-    }
-    refuse(CUDA_ERROR_NO_DEVICE, "the worker does not see its device");
-}
-
 static void start_driver(void) {
     char why[400];
     int version = 0;
-    setenv("CUDA_MODULE_LOADING", "EAGER", 1); /* else the first launch of a kernel may wait for the device */
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1); /* else a kernel's first launch may wait for the device */
     if (ww_load_native(given.driver, why, sizeof why))
         refuse(CUDA_ERROR_NO_DEVICE, why);
     must(native.cuInit(0), "the driver does not start");
     must(native.cuDriverGetVersion(&version), "the driver has no version");
     if (version < LEAST_DRIVER)
         refuse(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, "the driver is older than CUDA 12.4: update it");
-    find_device();
+    must(native.cuDeviceGet(&ww.device, given.device), "no such device");
 }
 
-/* Devices of this machine whose memory the worker can map; its own is one: two agents may share a GPU. */
+/* Find the devices of this machine whose memory the worker can map. Its own is one: two agents may share a GPU. */
 static void find_peers(struct ww_facts *facts) {
     int count = 0;
     if (!facts->attributes[CU_DEVICE_HANDLE_POSIX_FD] || native.cuDeviceGetCount(&count))
@@ -203,7 +176,7 @@ static void start_context(struct ww_facts *facts) {
 
 /* -- shared memory ------------------------------------------------------------------------------------------------- */
 
-/* Memory of a client; see ww_share_memory. */
+/* Create memory that the client can map, or refuse the client; see ww_share_memory. */
 static void *share(const char *name, size_t n, bool read_only, int *fd) {
     void *memory = ww_share_memory(name, NULL, n, read_only, fd);
     if (!memory)
@@ -243,7 +216,7 @@ static void parse(int argc, char **argv) {
         if (!strcmp(name, "--driver"))
             given.driver = value;
         else if (!strcmp(name, "--device"))
-            given.device = value;
+            given.device = atoi(value);
         else if (!strcmp(name, "--ordinal"))
             ordinal = atol(value);
         else if (!strcmp(name, "--quota"))
@@ -261,7 +234,7 @@ static void parse(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-    static const int ignored[] = {SIGINT, SIGQUIT, SIGTSTP, SIGHUP, SIGPIPE}; /* the client decides what they mean */
+    static const int ignored[] = {SIGINT, SIGQUIT, SIGTSTP, SIGHUP, SIGPIPE}; /* only the client reacts to them */
     int fds[3];
     struct ww_facts facts;
     struct rlimit most;
@@ -269,7 +242,7 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < sizeof ignored / sizeof *ignored; i++)
         signal(ignored[i], SIG_IGN);
     prctl(PR_SET_TIMERSLACK, 1000ul);
-    if (!getrlimit(RLIMIT_NOFILE, &most)) { /* pinned memory that other workers map is one each */
+    if (!getrlimit(RLIMIT_NOFILE, &most)) { /* one for each block of pinned memory that other workers map */
         most.rlim_cur = most.rlim_max;
         setrlimit(RLIMIT_NOFILE, &most);
     }

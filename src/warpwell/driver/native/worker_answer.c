@@ -1,14 +1,14 @@
-/* Answers to the client: slots, places, deferred errors, and waking of the executor. */
+/* Answers to the client: slots, places, deferred errors. And ww_wake, which wakes the executor. */
 #include "worker.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static unsigned char *rest; /* of the last answer that is longer than a slot */
+static unsigned char *rest; /* of the last answer that did not fit in its slot: bytes for WW_OP_MORE */
 static size_t nrest;
 static uint32_t errors;
 
-/* A mirror sleeps until something changes: behind the change, before the look at whether it sleeps. */
+/* Wake a mirror (relay.c) that sleeps. `changes` is written after the change itself, and before `watched` is read. */
 void ww_changed(void) {
     atomic_fetch_add(&ww.status->changes, 1);
     atomic_thread_fence(memory_order_seq_cst);

@@ -1,8 +1,8 @@
 /* Device memory of one client: a reserved range of addresses, mapped where it is used.
  *
- * One array contains all blocks, sorted by address; they cover the whole range. Only the executor changes the array;
- * calls that may wait (making, mapping and unmapping memory) are made by the heavy thread for a block that is marked
- * BUSY meanwhile.
+ * One array contains all blocks, sorted by address; together they cover the whole range. Only the executor changes the
+ * array. The heavy thread makes the driver calls that may block (create, map and unmap memory), for a block that is
+ * BUSY until they have returned.
  */
 #include "worker.h"
 
@@ -22,7 +22,7 @@ void ww_arena_init(struct ww_arena *a, uint64_t base, uint64_t bytes, uint64_t p
     a->n = 1;
 }
 
-/* Index of the block that holds address `at`, or -1. */
+/* Return the index of the block that contains address `at`, or -1. */
 static ptrdiff_t find(const struct ww_arena *a, uint64_t at) {
     if (at < a->base || at - a->base >= a->bytes)
         return -1;
@@ -34,7 +34,7 @@ static void drop(struct ww_arena *a, size_t i) {
     a->n--;
 }
 
-/* Cuts block i so that it has `size` bytes; the rest becomes the next block, in the same state. */
+/* Shorten block i to `size` bytes. The rest becomes the next block, in the same state. */
 static void cut(struct ww_arena *a, size_t i, uint64_t size) {
     if (a->blocks[i].size == size)
         return;
@@ -47,7 +47,7 @@ static void cut(struct ww_arena *a, size_t i, uint64_t size) {
     a->blocks[i].size = size;
 }
 
-/* Joins block i with neighbours of its state; returns its index then. */
+/* Merge block i with adjacent blocks in the same state. Return the index of the merged block. */
 static size_t join(struct ww_arena *a, size_t i) {
     if (i + 1 < a->n && a->blocks[i + 1].state == a->blocks[i].state) {
         a->blocks[i].size += a->blocks[i + 1].size;
@@ -63,8 +63,8 @@ static size_t join(struct ww_arena *a, size_t i) {
 
 static uint64_t rounded(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
 
-/* Takes mapped memory for `n` bytes: an address, or 0. The smallest block that is large enough, so that large ones
- * stay. */
+/* Allocate `n` bytes of mapped memory. Return the address, or 0. Best fit, so that large blocks are kept for large
+ * allocations. */
 uint64_t ww_arena_take(struct ww_arena *a, uint64_t n) {
     n = rounded(n, WW_ALIGN);
     ptrdiff_t best = -1;
@@ -85,7 +85,8 @@ uint64_t ww_arena_take(struct ww_arena *a, uint64_t n) {
     return a->blocks[best].at;
 }
 
-/* Chooses a range that the heavy thread maps for `n` bytes; returns 0 if there is no room or the quota forbids it. */
+/* Choose a range of at least `n` bytes for the heavy thread to map. Return 0 if there is no room or the quota is used
+ * up. */
 uint64_t ww_arena_choose(struct ww_arena *a, uint64_t n, uint64_t *size) {
     n = rounded(n, a->piece);
     if (a->quota && a->mapped + n > a->quota)
@@ -107,7 +108,7 @@ static void add_chunk(struct ww_arena *a, struct ww_chunk chunk) {
     a->chunks[a->nchunks++] = chunk;
 }
 
-/* The heavy thread is done with a range: it is mapped now to memory `handle`, or not mapped (0). */
+/* The heavy thread is done with a BUSY range, which is mapped to the memory `handle`, or not mapped if that is 0. */
 void ww_arena_settle(struct ww_arena *a, uint64_t at, uint64_t size, uint64_t handle) {
     ptrdiff_t i = find(a, at);
     if (i < 0 || a->blocks[i].at != at || a->blocks[i].size != size || a->blocks[i].state != WW_BUSY)
@@ -122,7 +123,7 @@ void ww_arena_settle(struct ww_arena *a, uint64_t at, uint64_t size, uint64_t ha
     join(a, (size_t)i);
 }
 
-/* Chooses unused mapped memory to free, if there are more than `keep` bytes of it: 0 or 1. */
+/* Choose an unused chunk to unmap, if more than `keep` bytes are unused. Return 0 if there is no such chunk, else 1. */
 int ww_arena_spare(struct ww_arena *a, uint64_t keep, struct ww_chunk *out) {
     for (size_t k = a->nchunks; k-- > 0 && a->free > keep;) {
         struct ww_chunk c = a->chunks[k];
@@ -142,13 +143,13 @@ int ww_arena_spare(struct ww_arena *a, uint64_t keep, struct ww_chunk *out) {
     return 0;
 }
 
-/* Size of the allocation that begins at `at`, or 0. */
+/* Return the size of the allocation that begins at `at`, or 0. */
 static uint64_t size_of(const struct ww_arena *a, uint64_t at) {
     ptrdiff_t i = find(a, at);
     return i >= 0 && a->blocks[i].at == at && a->blocks[i].state == WW_USED ? a->blocks[i].size : 0;
 }
 
-/* Whether one allocation contains [at, at + n), also one that is about to be freed: its last users are at work. */
+/* Return 1 if one USED or FREEING block contains [at, at + n): calls read before a free may still use the memory. */
 int ww_arena_holds(const struct ww_arena *a, uint64_t at, uint64_t n) {
     ptrdiff_t i = find(a, at);
     if (i < 0)
@@ -164,7 +165,7 @@ int ww_arena_freeing(struct ww_arena *a, uint64_t at) {
     return 1;
 }
 
-/* The last use of a block is over. */
+/* Free a FREEING block, which the device does not use any more. */
 void ww_arena_free(struct ww_arena *a, uint64_t at) {
     ptrdiff_t i = find(a, at);
     if (i < 0 || a->blocks[i].at != at || a->blocks[i].state != WW_FREEING)

@@ -1,4 +1,4 @@
-/* Copies, memsets and launches of streams. Called when a call is read, and again when it is issued. */
+/* Copies, memsets and launches. _check functions run when a call is read, _issue functions when a stream issues it. */
 #include "worker.h"
 
 #include <string.h>
@@ -7,7 +7,7 @@
 
 static int in_pins(uint64_t at) { return at >= WW_PIN_LOWEST && at < WW_PIN_HIGHEST; }
 
-/* Check the sizes, the place and the function of a call. Memory is checked when the call is issued. */
+/* Check sizes, place and function of a call. The addresses of copies and memsets are checked when it is issued. */
 CUresult ww_launch_check(struct ww_call *call, const struct ww_args_launch *args) {
     if (args->attributes > WW_LAUNCH_ATTRIBUTES || args->param_bytes > WW_PARAMS_MOST)
         return CUDA_ERROR_INVALID_VALUE;
@@ -46,7 +46,7 @@ static CUresult between_hosts(uint64_t to, const void *from, uint64_t n) {
     return CUDA_SUCCESS;
 }
 
-/* The place is done when the stream has passed the copy. */
+/* Report the place as done when the device has passed the copy. */
 static CUresult place_later(struct ww_stream *s, struct ww_call *call) {
     ww_stream_mark(s, (struct ww_todo){.kind = WW_PLACE, .a = call->entry.place, .b = call->entry.use});
     call->is_held = call->entry.slot == WW_NO_SLOT;
@@ -64,7 +64,7 @@ CUresult ww_in_issue(struct ww_stream *s, struct ww_call *call, const struct ww_
     } else {
         cell = ww_take_cell(s);
         if (!cell)
-            return CUDA_ERROR_OUT_OF_MEMORY; /* cannot be: a call without a cell is parked */
+            return CUDA_ERROR_OUT_OF_MEMORY; /* cannot happen: a call that gets no cell stays parked */
         unsigned char *to = ww.cells + (size_t)(cell - 1) * WW_SMALL;
         memcpy(to, call->args + sizeof *args, args->nbytes);
         from = to;
@@ -85,9 +85,9 @@ CUresult ww_out_issue(struct ww_stream *s, struct ww_call *call, const struct ww
     return code ? code : place_later(s, call);
 }
 
-/* A driver may read up to some 24 KiB of pinned memory at the call if the stream has no work of its own, although the
- * order of the legacy stream puts the copy behind work that writes this memory (seen on an H200). So the stream gets
- * work first, on a byte that the copy writes. */
+/* If a stream has no work of its own, the driver may read up to about 24 KiB of pinned memory during the call, although
+ * the legacy stream has earlier work that writes this memory (seen on an H200). So give the stream some work first: set
+ * a byte that the copy overwrites. */
 static CUresult copy_in(struct ww_stream *s, const struct ww_args_copy *args) {
     if (!s->nonblocking && args->nbytes && args->nbytes <= EARLY_MOST) {
         CUresult code = native.cuMemsetD8Async(args->to, 0, 1, s->native);

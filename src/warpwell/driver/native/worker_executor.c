@@ -1,22 +1,22 @@
-/* The executor: reads entries of the ring in order, carries out or hands on each, answers. It trusts nothing in an
- * entry: it copies the entry, then checks it. An invalid entry ends the worker, and with it only this
- * client's work.
+/* The executor: reads the entries of the ring in order, executes each or passes it to a stream or a heavy thread, and
+ * answers. It trusts nothing in an entry: it copies the entry, then checks the copy. An entry with an invalid header
+ * ends the worker, and so only this client's work.
  */
 #include "worker.h"
 
 #include <string.h>
 
-#define BATCH 32                 /* entries between two looks at the device */
-#define SPIN_NS 200000u          /* without anything new, before the executor naps: programs in Python pause for less */
-#define SPIN_WAITED_NS 10000000u /* the same while a thread waits for the device: it spins as long (layer_ring.c) */
-#define SPIN_FEW_NS 20000u       /* both where it takes the program's core from it */
-#define NAP_NS 50000u            /* a running program need not wake the executor.. */
-#define NAPS_NS 20000000u        /* .. for so long */
-#define STEP_PART 128u           /* sleeps while the device works are this part of the time since the last event, .. */
-#define STEP_LEAST_NS 5000u      /* .. at least this, .. */
-#define STEP_MOST_NS 50000u      /* .. and at most this */
-#define IDLE_NS 50000000u
-#define TOLD (WW_RING_BYTES / 4) /* a mirror learns of so much that was read */
+#define BATCH 32                 /* entries to read before the executor looks at the device again */
+#define SPIN_NS 200000u          /* idle time after which the executor naps; Python programs pause for less */
+#define SPIN_WAITED_NS 10000000u /* .. if a thread of the client waits, which spins for as long (layer_ring.c) */
+#define SPIN_FEW_NS 20000u       /* both, on a machine without a core to spare */
+#define NAP_NS 50000u            /* duration of a nap, which a waiting client ends early, .. */
+#define NAPS_NS 20000000u        /* .. and the idle time after which the executor sleeps instead */
+#define STEP_PART 128u      /* while the device works, a sleep lasts this part of the time since the last event, .. */
+#define STEP_LEAST_NS 5000u /* .. at least this, .. */
+#define STEP_MOST_NS 50000u /* .. and at most this */
+#define IDLE_NS 50000000u   /* duration of a sleep, which the client ends early when it publishes an entry */
+#define TOLD (WW_RING_BYTES / 4) /* bytes that are read between two wake-ups of a mirror (relay.c) */
 
 static _Alignas(64) unsigned char buffer[sizeof(struct ww_call) + WW_ENTRY_MOST];
 
@@ -36,8 +36,8 @@ static void was_run(struct ww_job *job) {
         ww_answer(job->slot, job->seq, job->result, job->data, job->result ? 0 : job->nbytes);
 }
 
-/* A call that is replayed as it is. Its arguments are followed by zeros up to the entry's end: their size is the op's.
- */
+/* Pass a call to generated code, which makes the same call of the driver. The op determines the size of the arguments;
+ * zeros follow them up to the end of the entry. */
 static CUresult replay(const struct ww_call *call) {
     return ww_heavy_for(call, (struct ww_job){.work = run, .done = was_run, .call = ww_copy_call(call)});
 }
@@ -46,7 +46,7 @@ static void carry_out(struct ww_call *call) {
     static const struct ww_operation replayed = {.read = replay};
     const struct ww_operation *o = call->entry.op < WW_HAND_OPS ? ww_operations + call->entry.op : &replayed;
     if (!o->read && !o->issue)
-        o = &replayed; /* answers NOT_FOUND */
+        o = &replayed; /* whose generated code answers NOT_FOUND */
     call->operation = o;
     CUresult code = call->nargs < o->bytes              ? CUDA_ERROR_INVALID_VALUE
                     : o->read                           ? o->read(call)
@@ -105,8 +105,8 @@ static int read_some(void) {
 
 /* -- the loop ------------------------------------------------------------------------------------------------------ */
 
-/* Sleeps until the client wakes it (WW_SLEEPS: as soon as it posts; WW_NAPS: when it waits), another thread is done, or
- * the time is over. The waker changes `wake` first. */
+/* Sleep until the client wakes the executor (WW_SLEEPS: when it publishes an entry; WW_NAPS: when it waits), another
+ * thread of the worker has news, or `ns` have passed. A waker changes `wake` before its futex call. */
 static void sleep_ns(uint32_t ns, uint32_t how) {
     uint32_t seen = atomic_load(&ww.ring->wake);
     atomic_store(&ww.status->asleep, how);

@@ -1,14 +1,14 @@
-/* The gate of the client: which calls wait while another program has the device, and the expected time of calls.
+/* The gate of the client: which calls wait while the arbiter lets another program use the device, and expected times.
  *
- * Expected times matter only while the arbiter bounds the work on the device. Then a function is measured alone, by
- * marks before and behind the call, at the calls of `ww_gate_must_measure`.
+ * Expected times matter only while the arbiter bounds the work on the device. Then `ww_gate_must_measure` chooses the
+ * calls of a function whose time is measured, each by a mark before it and a mark after it.
  */
 #include "worker.h"
 
-#define MIN_IN_FLIGHT 2u /* calls of any length, so that the device does not idle */
-#define MARK_NS 100000u  /* expected work between two marks: a fifth of the usual bound */
+#define MIN_IN_FLIGHT 2u /* calls that are allowed whatever their expected time, so that the device does not idle */
+#define MARK_NS 100000u  /* expected time of the calls between two marks: a fifth of the usual bound */
 
-static struct ww_cost kinds[WW_HAND_OPS]; /* of calls without a function, by operation */
+static struct ww_cost kinds[WW_HAND_OPS]; /* of calls without a function, indexed by op */
 
 static int is_work(const struct ww_call *call) {
     switch (call->entry.op) {

@@ -1,17 +1,17 @@
-/* Graphs with conditional nodes. All others are kept by the layer; how these continue is decided on the device, so that
- * the driver must have them: their handles, their conditional nodes, and the other nodes, recorded when they are made
- * executable.
+/* Graphs with conditional nodes. The layer keeps all other graphs. A conditional node is decided on the device, so the
+ * driver must have its graph: the handles, the conditional nodes, and all other nodes. The client records the other
+ * nodes each time it makes an executable graph.
  *
- * A recording puts nodes one behind another, as launches of other graphs do: recorded nodes, a conditional node,
- * the nodes recorded behind that. Conditional nodes stay, because handles belong to them; other nodes are recorded
- * again each time.
+ * A recording puts all nodes in one sequence, as a launch of any other graph does: recorded nodes, a conditional node,
+ * the nodes that are recorded next, and so on. Conditional nodes stay in the graph between recordings, because their
+ * handles and bodies belong to them; all other nodes are removed first.
  */
 #include "worker.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define RELAXED 2 /* mode of capture: it does not restrict other calls of this thread */
+#define RELAXED 2 /* capture mode that does not restrict other calls of this thread */
 
 struct node {
     void *native;
@@ -20,27 +20,27 @@ struct node {
 
 struct graph {
     void *native;
-    struct graph *above; /* of a body: the graph with its conditional node, with which it ends */
-    uint32_t node;       /* .. and the number of that */
-    struct node *nodes;  /* conditional ones */
+    struct graph *above; /* of a body: the graph that contains its conditional node, and is destroyed with it */
+    uint32_t node;       /* .. and the number of that node */
+    struct node *nodes;  /* only the conditional nodes */
     uint32_t n;
     size_t room;
 };
 
 struct ww_exec {
     void *native;
-    uint32_t refs; /* its id, and launches that were read and not issued */
+    uint32_t refs; /* 1 for its id, 1 for each launch that was read and is not issued yet */
 };
 
 static struct graph *graphs[WW_GRAPHS];
-static uint32_t highest; /* of their ids */
+static uint32_t highest; /* highest id that a graph has had */
 static struct ww_exec *execs[WW_GRAPHS];
-static int making; /* the heavy thread reads graphs */
+static int making; /* the heavy thread instantiates a graph: calls that would change graphs are refused */
 static struct {
     struct graph *graph;
     struct ww_stream stream;
-    void *last;            /* node behind which the next one comes */
-    int open, conditional; /* the stream records; `last` is a conditional node */
+    void *last;            /* node that the next one depends on */
+    int open, conditional; /* the stream is capturing; `last` is a conditional node */
     CUresult code;
 } recording;
 
@@ -118,7 +118,7 @@ CUresult ww_graph_condition(const struct ww_call *call, const struct ww_args_gra
 
 /* -- recording ----------------------------------------------------------------------------------------------------- */
 
-/* Ends what the stream records; its last node is that behind which the next one comes. */
+/* End the capture of the stream. The next node depends on the last node that was captured. */
 static void pause_recording(void) {
     int status = 0;
     uint64_t id;
@@ -131,13 +131,13 @@ static void pause_recording(void) {
     if (!code && n == 1)
         recording.last = *(void **)nodes;
     else if (!code && n)
-        code = CUDA_ERROR_UNKNOWN; /* one stream records one behind another */
+        code = CUDA_ERROR_UNKNOWN; /* one stream captures a sequence: one node is last */
     fail(code);
     fail(native.cuStreamEndCapture(recording.stream.native, &graph));
     recording.conditional = 0;
 }
 
-/* All nodes but conditional ones, which lose their edges. */
+/* Destroy all nodes but the conditional ones, and so all edges. */
 static CUresult clear(struct graph *g) {
     size_t n = 0;
     CUresult code = native.cuGraphGetNodes(g->native, NULL, &n);
@@ -169,7 +169,8 @@ CUresult ww_graph_begin(const struct ww_args_id *args) {
     return CUDA_SUCCESS;
 }
 
-/* A conditional node loses its edges to others only with them. */
+/* Put an empty node between two conditional nodes: an edge between them would survive clear(), which removes edges only
+ * with their nodes. */
 static CUresult apart(void) {
     void *made = NULL;
     CUresult code = native.cuGraphAddEmptyNode(&made, recording.graph->native, &recording.last, 1);
@@ -203,7 +204,7 @@ CUresult ww_graph_record(struct ww_call *call) {
     fail(code);
     if (call->entry.place && ww_place_way(call->entry.op) != WW_NO_BYTES)
         ww_place_done(call->entry.place, call->entry.use, code);
-    ww_answer(call->entry.slot, call->entry.seq, code, NULL, 0); /* without a slot GRAPH_END returns the error */
+    ww_answer(call->entry.slot, call->entry.seq, code, NULL, 0); /* without a slot: GRAPH_END returns the error */
     return WW_LATER;
 }
 
@@ -260,7 +261,7 @@ CUresult ww_graph_make(const struct ww_call *call, const struct ww_args_graph *a
 static void drop_exec(struct ww_exec *x) {
     if (--x->refs)
         return;
-    native.cuGraphExecDestroy(x->native); /* launches continue */
+    native.cuGraphExecDestroy(x->native); /* its launches continue on the device */
     free(x);
 }
 
@@ -293,7 +294,7 @@ CUresult ww_graph_launch_issue(struct ww_stream *s, struct ww_call *call) {
 
 static void forget(uint32_t id);
 
-/* Graphs of a conditional node, or with `all` of each one, end with it. */
+/* Forget the bodies of conditional node `node` of a graph, or of all its conditional nodes with `all`. */
 static void forget_bodies(const struct graph *g, int all, uint32_t node) {
     for (uint32_t id = 1; id <= highest; id++)
         if (graphs[id] && graphs[id]->above == g && (all || graphs[id]->node == node))
@@ -317,9 +318,9 @@ static void destroyed(struct ww_job *job) { ww_result(job->call, job->result); }
 CUresult ww_graph_drop(const struct ww_call *call, const struct ww_args_graph *args) {
     struct graph *g = args->graph < WW_GRAPHS ? graphs[args->graph] : NULL;
     struct node *n = g && args->other ? find_node(g, args->other - 1) : NULL;
-    if (!g || (args->other && !n)) /* a graph whose first handle was refused was never made: nothing is there to drop */
+    if (!g || (args->other && !n)) /* a graph whose first handle was refused does not exist */
         return g ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
-    if (recording.graph) { /* an honest client ends its recording first */
+    if (recording.graph) { /* only a client that breaks the protocol drops a graph while it records */
         pause_recording();
         recording.graph = NULL;
     }
@@ -333,7 +334,7 @@ CUresult ww_graph_drop(const struct ww_call *call, const struct ww_args_graph *a
     }
     if (!job.with)
         return CUDA_SUCCESS;
-    if (making) { /* behind what the heavy thread reads */
+    if (making) { /* queue it behind the instantiation, in the heavy thread */
         job.call = ww_copy_call(call);
         ww_heavy(job);
         return WW_LATER;

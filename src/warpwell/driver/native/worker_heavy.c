@@ -1,6 +1,6 @@
-/* Two more threads: each carries out, in order, calls of the driver that may wait. One makes the calls that wait for
- * all work of the device, and so, with a stream that never becomes ready, without end (unpin); the other one makes all
- * other calls (load, unload, map, pin, queries).
+/* Two more threads, for driver calls that may block. Each makes its calls in order. The second thread makes the calls
+ * that wait for all work of the device (unpin): if a stream never becomes idle, they never return. The first thread
+ * makes all other calls (load, unload, map, pin, queries).
  */
 #include "worker.h"
 
@@ -15,10 +15,10 @@ static struct lane {
 } lanes[2] = {{PTHREAD_COND_INITIALIZER, NULL, &lanes[0].wanted}, {PTHREAD_COND_INITIALIZER, NULL, &lanes[1].wanted}};
 static struct ww_job *done, **done_end = &done;
 static _Atomic int any_done;
-static uint32_t jobs; /* the executor's: not yet done */
+static uint32_t jobs; /* used by the executor alone: jobs whose `done` has not been called */
 
 #define JOBS_MOST                                                                                                      \
-    70000u /* an honest client waits for one in each slot, and sends few others but ends of pinned memory */
+    70000u /* a correct client waits for one job in each slot; of the jobs without a slot only UNPINs are many */
 
 static void *work(void *its) {
     struct lane *lane = its;

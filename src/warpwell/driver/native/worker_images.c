@@ -1,6 +1,6 @@
-/* Images, modules, functions. A library of the client is a module here: there is one context.
+/* Images, modules, functions. A library of the client is a module here, because a worker has only one context.
  *
- * The heavy thread loads and unloads, and gives functions their ids; the executor looks them up.
+ * The heavy thread loads and unloads modules, and gives functions their ids; the executor looks functions up.
  */
 #include "worker.h"
 
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define IMAGES_MOST (2ull << 30) /* bytes of all images on their way */
+#define IMAGES_MOST (2ull << 30) /* bytes of the images that arrive or are being loaded */
 #define GLOBALS_MOST 65536u
 
 struct image {
@@ -27,21 +27,21 @@ struct global {
     uint32_t module;
 };
 
-struct load { /* of the heavy thread */
+struct load { /* used by the heavy thread while a module is loaded */
     struct image image;
     struct module *module;
-    uint32_t log_bytes[2]; /* information, errors */
+    uint32_t log_bytes[2]; /* of the information log, of the error log */
     char *logs[2];
     unsigned char *answer;
     size_t bytes, room;
 };
 
-static struct image images[WW_IMAGES];
-static uint64_t image_bytes;
+static struct image arriving;
+static uint64_t image_bytes; /* of `arriving` and of images that the heavy thread loads */
 static struct module *modules[WW_MODULES];
-static char loading[WW_MODULES]; /* ids that are being loaded or unloaded */
+static char loading[WW_MODULES]; /* 1: the load or unload of this module id is not finished */
 static struct ww_native_function *functions[WW_FUNCTIONS];
-static uint32_t *free_ids, nfree_ids, next_id = 1; /* the heavy thread's */
+static uint32_t *free_ids, nfree_ids, next_id = 1; /* used by the heavy thread alone */
 static size_t free_room;
 static struct global *globals;
 static uint32_t nglobals;
@@ -49,24 +49,19 @@ static size_t globals_room;
 
 /* -- images -------------------------------------------------------------------------------------------------------- */
 
-static void forget_image(struct image *image) {
-    if (image->bytes)
-        image_bytes -= image->total;
-    free(image->bytes);
-    *image = (struct image){0};
-}
-
 CUresult ww_image(const struct ww_call *call, const struct ww_args_image *args) {
-    if (args->image >= WW_IMAGES || !call->entry.place || !args->total)
+    struct image *image = &arriving;
+    if (!call->entry.place || !args->total)
         return CUDA_ERROR_INVALID_VALUE;
-    struct image *image = images + args->image;
     if (args->offset == 0) {
-        forget_image(image);
+        image_bytes -= image->total;
+        free(image->bytes);
+        *image = (struct image){0};
         if (args->total > WW_IMAGE_MOST)
             return CUDA_ERROR_INVALID_IMAGE;
         if (args->total > IMAGES_MOST - image_bytes)
             return CUDA_ERROR_OUT_OF_MEMORY;
-        image->bytes = calloc(1, args->total + 64); /* a text ends with 0 */
+        image->bytes = calloc(1, args->total + 64); /* the driver expects a 0 after PTX text */
         if (!image->bytes)
             return CUDA_ERROR_OUT_OF_MEMORY;
         image->total = args->total;
@@ -95,7 +90,7 @@ static void put(struct load *l, const void *bytes, size_t n) {
     l->bytes += n;
 }
 
-/* Options whose value is a number that the client may choose; all others are pointers, or results. */
+/* Return true if an option's value is a number, which the client may choose. Other values are pointers or outputs. */
 static int is_plain(uint32_t option) {
     static const uint64_t plain = 1 << 0 | 1 << 1 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13 |
                                   1 << 14 | 1 << 15 | 1 << 20 | 1 << 21 | 1 << 22 | 1 << 23 | 1ull << 30 | 1ull << 31;
@@ -123,7 +118,7 @@ static CUresult load_module(struct load *l, const struct ww_call *call, CUmodule
         values[sizes[i] = n++] = (void *)(uintptr_t)l->log_bytes[i];
     }
     CUresult code = native.cuModuleLoadDataEx(out, l->image.bytes, n, names, values);
-    /* the driver returns the written sizes, which are limited here regardless */
+    /* the driver stores the sizes that it wrote; do not trust a size beyond the buffer */
     for (int i = 0; i < 2; i++)
         if (l->log_bytes[i] && (uint32_t)(uintptr_t)values[sizes[i]] < l->log_bytes[i])
             l->log_bytes[i] = (uint32_t)(uintptr_t)values[sizes[i]];
@@ -249,17 +244,17 @@ static void loaded(struct ww_job *job) {
 }
 
 CUresult ww_load(const struct ww_call *call, const struct ww_args_load *args) {
-    if (args->image >= WW_IMAGES || !args->module || args->module >= WW_MODULES || args->options > WW_OPTIONS ||
+    if (!args->module || args->module >= WW_MODULES || args->options > WW_OPTIONS ||
         args->options * sizeof(struct ww_option) > call->nargs - sizeof *args || modules[args->module] ||
         loading[args->module])
         return CUDA_ERROR_INVALID_VALUE;
-    if (!images[args->image].bytes || images[args->image].got != images[args->image].total)
+    if (!arriving.bytes || arriving.got != arriving.total)
         return CUDA_ERROR_INVALID_IMAGE;
     if (args->info_most > WW_LOG_MOST || args->error_most > WW_LOG_MOST)
         return CUDA_ERROR_INVALID_VALUE;
     struct load *l = ww_memory(sizeof *l);
-    l->image = images[args->image];
-    images[args->image] = (struct image){0};
+    l->image = arriving;
+    arriving = (struct image){0};
     loading[args->module] = 1;
     l->log_bytes[0] = args->info_most;
     l->log_bytes[1] = args->error_most;
@@ -297,7 +292,7 @@ CUresult ww_unload(const struct ww_call *call, const struct ww_args_id *args) {
     modules[args->id] = NULL;
     loading[args->id] = 1;
     for (uint32_t i = 0; i < m->n; i++)
-        functions[m->functions[i]->id] = NULL; /* for calls that are read from now on */
+        functions[m->functions[i]->id] = NULL; /* calls that are read later do not find the function */
     return ww_barrier_for(call, (struct ww_barrier){.then = start_unload, .what = args->id, .with = m});
 }
 

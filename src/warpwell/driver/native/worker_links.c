@@ -1,13 +1,14 @@
-/* Links to the workers that the same client has on other devices of this host: their memory at its own addresses, and
- * their events, for which streams here wait.
+/* Links to the workers that the same client has on other devices of this host. A link maps the other worker's memory
+ * here, at the same addresses, and lets streams wait for the other worker's events.
  *
- * A link is a pair of sockets that the client made. Its thread answers what the other side asks (reserve, map, unmap)
- * and never waits for another worker; the heavy thread asks, one request at a time, and waits for each answer. So two
- * workers that ask each other at one time are both answered.
+ * A link is a socket pair that the client made, with one end in each worker. The links' thread answers the requests of
+ * other workers (reserve, map, unmap) and never waits for another worker. The heavy thread sends requests, one at a
+ * time, and waits for each answer. So two workers that send each other requests at the same time do not deadlock.
  *
- * Memory is shared by whole chunks of the arena: the heavy thread shares those that it has, and from then on each new
- * one before the executor knows of it; before it gives one back it asks for that by all who have it. When the other
- * side has ended, its memory is named no more here, and let go when all that was read before has been passed.
+ * Workers share whole chunks of the arena. When a link is shared, the heavy thread exports all mapped chunks over it.
+ * It exports each later chunk before the executor can allocate from it, and before it unmaps a chunk, it lets all
+ * linked workers unmap theirs. When the other worker has exited, calls can no longer use its memory, which is unmapped
+ * when the device has passed all calls that were read before.
  */
 #include "worker.h"
 
@@ -18,9 +19,9 @@
 #include <sys/eventfd.h>
 
 #define IMPORTS_MOST 65536u
-#define EARLY_MOST (1u << 17) /* signals that came before the call that waits for them was read: a ring has fewer */
+#define EARLY_MOST (1u << 17) /* signals whose AWAIT call has not been read yet; a ring has room for fewer calls */
 
-struct ww_await { /* a call that waits for a signal */
+struct ww_await { /* an AWAIT call, which waits for a signal */
     struct ww_await *next;
     uint64_t number;
     int came;
@@ -33,26 +34,26 @@ struct numbers {
 };
 
 struct link {
-    enum { NONE, UP, GONE, ENDING } state; /* under the lock, as all up to `came` */
+    enum { NONE, UP, GONE, ENDING } state; /* `lock` protects this and all fields up to `came` */
     int socket;
-    uint64_t base, bytes;     /* of the other arena, reserved here; 0: it shares nothing */
-    struct ww_chunk *imports; /* by address */
+    uint64_t base, bytes;     /* of the other worker's arena, reserved here; 0: it has shared nothing */
+    struct ww_chunk *imports; /* mapped chunks of the other worker, sorted by address */
     size_t nimports, room;
-    int answered, owes; /* owes: an answer that the socket did not take */
+    int answered, owes; /* owes: the answer `owed` could not be sent yet */
     CUresult answer, owed;
-    struct numbers came;          /* signals */
-    int shares;                   /* the heavy thread's: this arena is mapped there */
-    struct numbers early, unsent; /* the executor's, as all below */
+    struct numbers came;          /* received signals that the executor has not read */
+    int shares;                   /* used by the heavy thread alone: the other worker maps this arena's chunks */
+    struct numbers early, unsent; /* AWAIT not read yet; to send. Only the executor uses these and awaits */
     struct ww_await *awaits;
 };
 
 static struct link links[WW_PEERS];
-static struct ww_chunk *own; /* the heavy thread's: mapped chunks of this arena */
+static struct ww_chunk *own; /* used by the heavy thread alone: mapped chunks of this arena */
 static size_t nown, own_room;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
-static _Atomic int news; /* the executor has something to look at */
-static int unsent;       /* the executor's: a link has signals that its socket did not take */
+static _Atomic int news; /* 1: a signal has arrived or a link has ended, and the executor has not handled it */
+static int unsent;       /* used by the executor alone: a link has signals to send */
 static int bell = -1;
 
 static void append(struct numbers *list, uint64_t number) {
@@ -66,15 +67,15 @@ static int say(int socket, const struct ww_link_message *message, int fd, int fl
     return ww_send_packet(socket, message, sizeof *message, &fd, fd >= 0, flags);
 }
 
-/* Receives one packet of `n` bytes with at most one descriptor: its length, 0 at the end or if it is longer, -1 if none
- * is there. */
+/* Receive one packet of at most `n` bytes with at most one descriptor. Return its length, 0 if it is longer or the
+ * other side has closed the socket, -1 with errno if no packet is there. */
 static ssize_t hear(int socket, void *packet, size_t n, int *fd) {
     int is_cut;
     ssize_t got = ww_receive_packet(socket, packet, n, fd, 1, &is_cut);
     return got > 0 && is_cut ? 0 : got;
 }
 
-/* -- the other side's memory, in the links' thread ----------------------------------------------------------------- */
+/* -- the other worker's memory, in the links' thread --------------------------------------------------------------- */
 
 static CUresult reserve(struct link *l, uint64_t at, uint64_t n) {
     if (l->bytes || !n || n > WW_ARENA_STEP || n % ww_arena.piece)
@@ -83,18 +84,17 @@ static CUresult reserve(struct link *l, uint64_t at, uint64_t n) {
     CUresult code = native.cuMemAddressReserve(&got, n, 0, at, 0);
     if (code)
         return code;
-    if (got != at) { /* something else is there */
+    if (got != at) { /* other memory of this process is at these addresses */
         native.cuMemAddressFree(got, n);
         return CUDA_ERROR_ALREADY_MAPPED;
     }
-    pthread_mutex_lock(&lock);
+    WW_LOCK(&lock);
     l->base = at;
     l->bytes = n;
-    pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
 }
 
-/* Index of the first import that ends behind `at`; lock held. */
+/* Return the index of the import that contains `at`, or else of the next one. The imports must not change meanwhile. */
 static size_t find(const struct link *l, uint64_t at) {
     return ww_first_behind(l->imports, l->nimports, sizeof *l->imports, at);
 }
@@ -113,19 +113,18 @@ static CUresult import(struct link *l, uint64_t at, uint64_t n, int fd) {
     if (!l->bytes || fd < 0 || !n || n % ww_arena.piece || at % ww_arena.piece || at < l->base || n > l->bytes ||
         at - l->base > l->bytes - n || l->nimports >= IMPORTS_MOST)
         return CUDA_ERROR_INVALID_VALUE;
-    size_t i = find(l, at); /* this thread alone changes them */
+    size_t i = find(l, at); /* no lock: only this thread changes the imports of a link that is UP */
     if (i < l->nimports && l->imports[i].at < at + n)
         return CUDA_ERROR_ALREADY_MAPPED;
     uint64_t handle = 0;
     CUresult code = native.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd, CU_MEM_POSIX_FD);
     if (code || (code = ww_map(at, n, handle)))
         return code;
-    pthread_mutex_lock(&lock);
+    WW_LOCK(&lock);
     l->imports = ww_grown(l->imports, l->nimports, &l->room, sizeof *l->imports);
     memmove(l->imports + i + 1, l->imports + i, (l->nimports - i) * sizeof *l->imports);
     l->imports[i] = (struct ww_chunk){.at = at, .size = n, .handle = handle};
     l->nimports++;
-    pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
 }
 
@@ -143,20 +142,18 @@ static CUresult let_go(struct link *l, uint64_t at, uint64_t n) {
 }
 
 int ww_link_holds(uint64_t at, uint64_t n) {
-    int holds = 0;
-    pthread_mutex_lock(&lock);
-    for (struct link *l = links; l < links + WW_PEERS && !holds; l++) {
+    WW_LOCK(&lock);
+    for (struct link *l = links; l < links + WW_PEERS; l++) {
         if (l->state != UP || at < l->base || at - l->base >= l->bytes)
             continue;
-        size_t i = find(l, at);
         uint64_t to = at;
-        for (; i < l->nimports && l->imports[i].at <= to && !holds; i++) {
+        for (size_t i = find(l, at); i < l->nimports && l->imports[i].at <= to; i++) {
             to = l->imports[i].at + l->imports[i].size;
-            holds = to - at >= n;
+            if (to - at >= n)
+                return 1;
         }
     }
-    pthread_mutex_unlock(&lock);
-    return holds;
+    return 0;
 }
 
 /* -- the links' thread --------------------------------------------------------------------------------------------- */
@@ -167,10 +164,9 @@ static void tell_executor(void) {
 }
 
 static void end_link(struct link *l) {
-    pthread_mutex_lock(&lock);
+    WW_LOCK(&lock);
     l->state = GONE;
     pthread_cond_broadcast(&moved);
-    pthread_mutex_unlock(&lock);
     tell_executor();
 }
 
@@ -181,7 +177,7 @@ static int answer(struct link *l, CUresult result) {
     return !l->owes || errno == EAGAIN;
 }
 
-/* Carries out a message; returns 0 if the link must end. */
+/* Handle a message. Return 0 if the link must end. */
 static int heed(struct link *l, const struct ww_link_message *m, int fd) {
     CUresult code;
     if (l->owes && m->said < WW_LINK_DONE)
@@ -196,22 +192,21 @@ static int heed(struct link *l, const struct ww_link_message *m, int fd) {
     case WW_LINK_UNMAP:
         code = let_go(l, m->at, m->nbytes);
         break;
-    case WW_LINK_DONE:
-        pthread_mutex_lock(&lock);
+    case WW_LINK_DONE: {
+        WW_LOCK(&lock);
         l->answered = 1;
         l->answer = m->result;
         pthread_cond_broadcast(&moved);
-        pthread_mutex_unlock(&lock);
         return 1;
-    case WW_LINK_SIGNAL:
-        pthread_mutex_lock(&lock);
-        int few = l->came.n < EARLY_MOST;
-        if (few)
-            append(&l->came, m->number);
-        pthread_mutex_unlock(&lock);
-        if (few)
-            tell_executor();
-        return few;
+    }
+    case WW_LINK_SIGNAL: {
+        WW_LOCK(&lock);
+        if (l->came.n >= EARLY_MOST)
+            return 0;
+        append(&l->came, m->number);
+        tell_executor();
+        return 1;
+    }
     default:
         return 0;
     }
@@ -262,16 +257,14 @@ static void *serve(void *unused) {
     return NULL;
 }
 
-/* -- asking, in the heavy thread ----------------------------------------------------------------------------------- */
+/* -- requests, in the heavy thread --------------------------------------------------------------------------------- */
 
 static int is_up(struct link *l) {
-    pthread_mutex_lock(&lock);
-    int up = l->state == UP;
-    pthread_mutex_unlock(&lock);
-    return up;
+    WW_LOCK(&lock);
+    return l->state == UP;
 }
 
-/* DEVICE_UNAVAILABLE: the other side has ended. */
+/* Send a request and wait for the answer. Return its result, or DEVICE_UNAVAILABLE if the other worker has exited. */
 static CUresult ask(struct link *l, struct ww_link_message m, int fd) {
     pthread_mutex_lock(&lock);
     int up = l->state == UP;
@@ -279,12 +272,10 @@ static CUresult ask(struct link *l, struct ww_link_message m, int fd) {
     pthread_mutex_unlock(&lock);
     if (!up || say(l->socket, &m, fd, 0))
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
-    pthread_mutex_lock(&lock);
+    WW_LOCK(&lock);
     while (!l->answered && l->state == UP)
         pthread_cond_wait(&moved, &lock);
-    CUresult code = l->answered ? l->answer : CUDA_ERROR_DEVICE_UNAVAILABLE;
-    pthread_mutex_unlock(&lock);
-    return code;
+    return l->answered ? l->answer : CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 
 static CUresult share(struct link *l, uint64_t at, uint64_t n, uint64_t handle) {
@@ -301,7 +292,7 @@ static void take_back(struct link *l, uint64_t at, uint64_t n) {
     ask(l, (struct ww_link_message){.said = WW_LINK_UNMAP, .at = at, .nbytes = n}, -1);
 }
 
-/* A new chunk is mapped: all who share this arena map it, or none does and a code is returned. */
+/* Let all workers that share this arena map a new chunk. On an error, let them unmap it, and return the code. */
 CUresult ww_links_add(uint64_t at, uint64_t n, uint64_t handle) {
     CUresult code = CUDA_SUCCESS;
     int done = 0;
@@ -318,7 +309,7 @@ CUresult ww_links_add(uint64_t at, uint64_t n, uint64_t handle) {
     if (code) {
         while (done-- > 0)
             if (links[done].shares)
-                take_back(links + done, at, n); /* a link that could not refuses */
+                take_back(links + done, at, n); /* the worker that could not map the chunk refuses, which is ignored */
         return code;
     }
     own = ww_grown(own, nown, &own_room, sizeof *own);
@@ -326,7 +317,7 @@ CUresult ww_links_add(uint64_t at, uint64_t n, uint64_t handle) {
     return CUDA_SUCCESS;
 }
 
-/* An unused chunk is about to be unmapped. */
+/* Let all workers that share this arena unmap a chunk, which is unused and about to be unmapped here. */
 void ww_links_drop(uint64_t at, uint64_t n) {
     for (struct link *l = links; l < links + WW_PEERS; l++)
         if (l->shares)
@@ -361,7 +352,7 @@ static int is_ours(int fd) {
            !getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &m) && domain == AF_UNIX && type == SOCK_SEQPACKET;
 }
 
-/* The descriptor that was sent with the serial; descriptors of calls that were never made are closed. */
+/* Return the descriptor that was sent with `serial`, or -1. Close the descriptors of calls that were never made. */
 int ww_take_descriptor(uint32_t serial) {
     for (int i = 0; i < 64; i++) {
         struct ww_link_packet packet;
@@ -421,7 +412,7 @@ CUresult ww_share(const struct ww_call *call) { return from_ring(call, share_all
 
 /* -- signals, in the executor -------------------------------------------------------------------------------------- */
 
-/* Signals the other side; if its socket is full, later. */
+/* Send a signal to the other worker, or put it in `unsent` if the socket is full. */
 static void signal_peer(uint32_t peer, uint64_t number) {
     struct link *l = links + peer % WW_PEERS;
     struct ww_link_message m = {.said = WW_LINK_SIGNAL, .number = number};
@@ -451,14 +442,14 @@ static int send_rest(struct link *l) {
     return sent != 0;
 }
 
-/* At reading: finds the signal for which the call waits. */
+/* Run when the call is read: take the signal for which it waits, if it has arrived, or enter the call in `awaits`. */
 CUresult ww_await_check(struct ww_call *call, const struct ww_args_signal *args) {
     if (args->peer >= WW_PEERS)
         return CUDA_ERROR_INVALID_VALUE;
     struct link *l = links + args->peer;
     pthread_mutex_lock(&lock);
     int ends =
-        l->state == NONE || l->state == ENDING; /* one that is GONE and not yet so begins to end behind this call */
+        l->state == NONE || l->state == ENDING; /* if the link is GONE, begin_end() will run later and fail the call */
     pthread_mutex_unlock(&lock);
     struct ww_await *a = call->await = ww_memory(sizeof *a);
     a->number = args->number;
@@ -486,7 +477,7 @@ int ww_await_is_due(const struct ww_call *call) { return call->await->came; }
 CUresult ww_await_issue(struct ww_stream *s, struct ww_call *call) {
     (void)s;
     CUresult code = call->await->result;
-    free(call->await); /* it left the list when it came */
+    free(call->await); /* came() or begin_end() has removed it from the list */
     call->await = NULL;
     return code;
 }
@@ -520,19 +511,18 @@ static void forget(struct ww_job *job) {
 
 static void forgotten(struct ww_job *job) {
     struct link *l = links + job->a;
-    pthread_mutex_lock(&lock);
+    WW_LOCK(&lock);
     l->nimports = l->came.n = l->early.n = l->unsent.n = 0;
     l->base = l->bytes = 0;
     l->state = NONE;
-    pthread_mutex_unlock(&lock);
 }
 
 static void start_forget(struct ww_barrier *barrier) {
     ww_heavy((struct ww_job){.work = forget, .done = forgotten, .a = barrier->what});
 }
 
-/* The other side has ended: calls that wait for it fail, and its memory is unmapped when all earlier calls are passed.
- */
+/* The other worker has exited: let calls that wait for it fail, and unmap its memory when the device has passed all
+ * calls that have been read. */
 static void begin_end(struct link *l) {
     for (struct ww_await *a = l->awaits, *next; a; a = next) {
         next = a->next;

@@ -1,8 +1,8 @@
-/* Memory of the client: device memory from the arena, and pinned host memory at an address that both sides have.
+/* Memory of the client: device memory from the arena, and pinned host memory at the same address in client and worker.
  *
- * A free is carried out when all that was read before it has been passed: one group of frees at a time waits for that,
- * those that come meanwhile are the next group. An allocation that finds no room waits for frees that are under way
- * before it is refused.
+ * A free takes effect when the device has passed all calls that were read before it. One group of frees at a time waits
+ * for that; frees that are read in the meantime form the next group. An allocation that finds no room is refused only
+ * after all pending frees have taken effect.
  */
 #include "worker.h"
 
@@ -11,12 +11,14 @@
 #include <string.h>
 #include <sys/resource.h>
 
-#define KEEP_FREE (256ull << 20) /* mapped memory without a user that is kept for the next allocation, .. */
-#define KEEP_PART 32u            /* .. or, up to this part of the device's, as much as brings the use of the last .. */
-#define KEEP_NS 1000000000u      /* .. second or two back: Python frees arrays in groups, and makes as many again */
+/* Python frees arrays in groups, and soon creates as many again. So some unused memory stays mapped: KEEP_FREE bytes,
+ * or the bytes by which use has fallen in the last one or two KEEP_NS, but at most a KEEP_PART-th of the device. */
+#define KEEP_FREE (256ull << 20)
+#define KEEP_PART 32u
+#define KEEP_NS 1000000000u
 #define GROW_MOST (64ull << 20)
 #define PINS_MOST 65536u
-#define WISHES_MOST 4096u /* an honest client waits for one in each slot */
+#define WISHES_MOST 4096u /* a correct client waits for one allocation in each slot */
 
 struct wish { /* an allocation that waits for memory */
     struct wish *next;
@@ -26,23 +28,23 @@ struct wish { /* an allocation that waits for memory */
 
 struct pin {
     uint64_t at, nbytes;
-    enum { COMING, HERE, LEAVING, GOING } state; /* LEAVING: calls that were read before still use it */
-    int lends, fd;   /* lends: for other workers of the client, too. fd: the memory, kept for them, or -1 */
-    uint64_t *total; /* that counts it */
+    enum { COMING, HERE, LEAVING, GOING } state; /* LEAVING: calls that were read before the UNPIN may still use it */
+    int lends, fd;   /* lends: the client will lend it to its other workers. fd: its memfd, kept for that, or -1 */
+    uint64_t *total; /* `pinned` or `borrowed`, which counts its bytes */
 };
 
 static struct wish *wishes, **wishes_end = &wishes;
 static uint32_t nwishes;
-static int mapping;             /* a range is being mapped, or given back */
-static int exact, full;         /* the last attempt found no memory: for more than was asked for; for that */
-static uint64_t *frees, *group; /* the next group, and the waiting one */
+static int mapping;             /* the heavy thread maps or unmaps a range */
+static int exact, full;         /* the last mapping failed. exact: it was larger than needed; full: it was not */
+static uint64_t *frees, *group; /* addresses: the next group of frees, the group that waits */
 static size_t nfrees, frees_room, ngroup;
-static uint32_t releases; /* frees of streams that were read and have not been passed */
-static struct pin *pins;  /* by address */
+static uint32_t releases; /* FREE_ASYNC calls that were read, and that the device has not passed */
+static struct pin *pins;  /* sorted by address */
 static size_t npins, pins_room;
-static uint64_t pinned, borrowed;    /* bytes; the lender counts the host's memory, so each has the bound alone */
-static uint64_t keep;                /* the most bytes that are kept */
-static uint64_t since, high, before; /* begin of a second; the most bytes in use in it, and in the previous second */
+static uint64_t pinned, borrowed; /* bytes; host_most bounds each by itself: the lender counts borrowed memory, too */
+static uint64_t keep;             /* KEEP_PART in bytes, but at least KEEP_FREE */
+static uint64_t since, high, before; /* start of a KEEP_NS period; most bytes in use in it, and in the one before */
 
 static void grant(void);
 
@@ -58,7 +60,7 @@ static void map(struct ww_job *job) {
     struct cu_mem_prop prop = properties();
     uint64_t handle = 0;
     job->result = native.cuMemCreate(&handle, job->b, &prop, 0);
-    if (job->result == CUDA_ERROR_NOT_SUPPORTED || job->result == CUDA_ERROR_NOT_PERMITTED) { /* in some containers */
+    if (job->result == CUDA_ERROR_NOT_SUPPORTED || job->result == CUDA_ERROR_NOT_PERMITTED) { /* seen in containers */
         ww.shareable = 0;
         prop = properties();
         job->result = native.cuMemCreate(&handle, job->b, &prop, 0);
@@ -120,6 +122,15 @@ CUresult ww_memory_start(uint32_t ordinal, uint64_t total, uint64_t *base, uint6
         return code;
     *bytes = want;
     ww_arena_init(&ww_arena, *base, want, piece, ww.quota);
+    /* Some programs read a little before their first array. With the driver's own allocator, memory is mapped there. So
+     * map the first piece of the arena, never allocate from it, and do not count it. */
+    uint64_t handle = 0, size = 0;
+    if (ww_arena_choose(&ww_arena, piece, &size)) {
+        if (native.cuMemCreate(&handle, piece, &prop, 0) || ww_map(*base, piece, handle))
+            ww_arena_settle(&ww_arena, *base, piece, 0);
+        else
+            ww_arena.mapped -= size;
+    }
     keep = total / KEEP_PART > KEEP_FREE ? total / KEEP_PART : KEEP_FREE;
     return CUDA_SUCCESS;
 }
@@ -136,7 +147,7 @@ static void end_wish(CUresult code, uint64_t address) {
     free(w);
 }
 
-/* Maps memory for `nbytes`, and the more in addition the more is mapped already: to map 2 MiB costs 50 us. */
+/* Map `nbytes`, or an eighth of the mapped memory (at most GROW_MOST) if that is more: to map 2 MiB costs 50 us. */
 static int start_map(uint64_t nbytes) {
     uint64_t size, more = ww_arena.mapped / 8 < GROW_MOST ? ww_arena.mapped / 8 : GROW_MOST;
     uint64_t at = !exact && more > nbytes ? ww_arena_choose(&ww_arena, more, &size) : 0;
@@ -150,7 +161,7 @@ static int start_map(uint64_t nbytes) {
     return 1;
 }
 
-/* How much memory without a user is kept now. */
+/* Return how many unused bytes stay mapped now. */
 static uint64_t kept(uint64_t now) {
     if (now - since > KEEP_NS) {
         before = now - since > 2ull * KEEP_NS ? ww_arena.used : high;
@@ -163,7 +174,7 @@ static uint64_t kept(uint64_t now) {
     return again < KEEP_FREE ? KEEP_FREE : again < keep ? again : keep;
 }
 
-/* Gives memory to those who wait, in their order. */
+/* Answer waiting allocations in order, as far as there is memory. */
 static void grant(void) {
     while (wishes && !mapping) {
         uint64_t nbytes = wishes->nbytes, at = ww_arena_take(&ww_arena, nbytes);
@@ -176,7 +187,7 @@ static void grant(void) {
         full = 0;
         if (give_back(0))
             return;
-        if (ngroup || releases) { /* `done_group` and `release` come back here */
+        if (ngroup || releases) { /* `done_group` and `release` call grant() again */
             return;
         }
         end_wish(CUDA_ERROR_OUT_OF_MEMORY, 0);
@@ -249,7 +260,7 @@ CUresult ww_free_check(const struct ww_args_free *args) {
     return CUDA_SUCCESS;
 }
 
-/* The stream has passed a free. */
+/* The device has passed a FREE_ASYNC. */
 static void release(uint32_t unused, uint64_t address) {
     (void)unused;
     releases--;
@@ -286,7 +297,7 @@ CUresult ww_mem_info(const struct ww_call *call) {
 
 /* -- pinned memory ------------------------------------------------------------------------------------------------- */
 
-/* Index of the first pin that ends behind `at`. */
+/* Return the index of the pin that contains `at`, or else of the next one. */
 static size_t find_pin(uint64_t at) { return ww_first_behind(pins, npins, sizeof *pins, at); }
 
 enum ww_where ww_where(uint64_t at, uint64_t n) {
@@ -322,7 +333,7 @@ static void pin(struct ww_job *job) {
     register_pin(job);
 }
 
-/* Map memory of another worker, which is sealed: a file that becomes shorter would end this worker. */
+/* Map pinned memory of another worker. It must have F_SEAL_SHRINK: a truncated file would crash this worker. */
 static void borrow(struct ww_job *job) {
     void *at = (void *)(uintptr_t)job->a, *got = MAP_FAILED;
     int fd = ww_take_descriptor((uint32_t)job->c), seals = fd < 0 ? -1 : fcntl(fd, F_GET_SEALS);
@@ -336,7 +347,7 @@ static void borrow(struct ww_job *job) {
         register_pin(job);
         return;
     }
-    if (got != MAP_FAILED) /* an old kernel takes the address for a hint */
+    if (got != MAP_FAILED) /* Linux before 4.17 treats the address as a hint */
         munmap(got, job->b);
     job->result = is_whole ? CUDA_ERROR_ALREADY_MAPPED : CUDA_ERROR_INVALID_VALUE;
 }
@@ -369,7 +380,7 @@ static int send_pin(uint64_t at, uint64_t n, int fd) {
     return ww_send_packet(ww.socket, &said, sizeof said, &fd, 1, MSG_DONTWAIT);
 }
 
-/* Half of the descriptors that a process may have stay for others. */
+/* Return true if `fd` may stay open: half of the process's descriptors are reserved for other uses. */
 static int may_keep(int fd) {
     struct rlimit most;
     return !getrlimit(RLIMIT_NOFILE, &most) && (rlim_t)fd < most.rlim_cur / 2;
@@ -394,7 +405,7 @@ static void was_pinned(struct ww_job *job) {
     settle(job);
 }
 
-/* Begin a pin with addresses of the client's: 0 or a code. */
+/* Add a COMING pin at addresses that the client chose. Return 0 or a code. */
 static CUresult add_pin(const struct ww_args_pin *args, uint64_t *total) {
     if (args->address % 4096 || args->nbytes % 4096 || !args->nbytes || args->address < WW_PIN_LOWEST ||
         args->address >= WW_PIN_HIGHEST || args->nbytes > WW_PIN_HIGHEST - args->address)

@@ -1,4 +1,4 @@
-/* The process: its state, its end, memory. */
+/* The process: its state, its exit, its memory. */
 #include "worker.h"
 
 #include <stdio.h>
@@ -9,7 +9,7 @@ struct ww_worker ww = {.socket = -1};
 
 void ww_end(int status) {
     if (ww.socket >= 0)
-        shutdown(ww.socket, SHUT_RDWR); /* before the driver takes its time to let the device go */
+        shutdown(ww.socket, SHUT_RDWR); /* the client need not wait until the driver has released the device */
     _exit(status);
 }
 
@@ -24,7 +24,7 @@ void ww_die(const char *line) {
 void ww_lost(CUresult code) {
     atomic_store(&ww.status->sticky, (uint32_t)code);
     alarm(2);
-    native.cuCtxSynchronize(); /* shows what an assert printed; a lost context does not wait */
+    native.cuCtxSynchronize(); /* prints the message of a device assert; does not block, because the context is lost */
     fflush(NULL);
     ww_end(0);
 }

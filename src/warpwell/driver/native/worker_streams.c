@@ -1,14 +1,15 @@
 /* Streams, events, parked calls, marks.
  *
- * Parked: a call that the driver might make wait, or whose turn has not come, queues here. Each call has the number in
- * which it was read. A call of the legacy stream is issued when no blocking stream has a parked call with a smaller
- * number, and the reverse; a wait for an event when the record that it belongs to is issued; any call when fewer than
- * MOST calls of its stream are outstanding. The parked call with the smallest number waits for nothing but the device,
- * so there is no circle.
+ * Parked calls: a call queues here, in the order of its stream, while the driver might block on it or an earlier call
+ * is still parked. Calls are numbered as they are read. A call of the legacy stream is issued when no blocking stream
+ * has a parked call with a smaller number, and vice versa; a wait for an event when the record that it refers to has
+ * been issued; and any call only while fewer than MOST calls of its stream are outstanding. The parked call with the
+ * smallest number waits only for the device, a signal of another worker or the gate, so calls of one worker do not
+ * deadlock.
  *
- * Marks: an event of the driver's behind a number of calls of a stream, polled. The worker has no other way to see
- * progress of the device. A mark in the legacy stream is itself a call that blocking streams wait for, so it must not
- * be made later than the next call of a blocking stream: `about_to_issue` sees to that.
+ * Marks: a mark is an event that the worker records in a stream and polls. It covers the calls before it. The worker
+ * has no other way to see the progress of the device. Blocking streams also wait for a mark in the legacy stream, so
+ * such a mark must be recorded before the next call of a blocking stream is issued: see `about_to_issue`.
  */
 #include "worker.h"
 
@@ -16,15 +17,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST 512u /* calls outstanding in a stream: the driver itself blocks at about 1,000 */
+#define MOST 512u /* outstanding calls in a stream: the driver blocks at about 1,000 */
 #define MARK_EACH 64u
-#define PARKED_MOST (64u << 20) /* bytes of calls parked in a stream: only hostile clients get there */
+#define PARKED_MOST (64u << 20) /* bytes of calls parked in a stream: only hostile clients reach the limit */
 #define PARKED_MOST_ALL (512u << 20)
-#define TODOS_MOST (1u << 20) /* and here */
+#define TODOS_MOST (1u << 20) /* only hostile clients reach this limit, too */
 
 struct event {
     uint32_t flags;
-    struct ww_generation *generation; /* the last */
+    struct ww_generation *generation; /* its last record */
 };
 
 struct waiter { /* a thread in cuEventSynchronize, or a stream of another device */
@@ -35,13 +36,13 @@ struct waiter { /* a thread in cuEventSynchronize, or a stream of another device
 
 static struct ww_stream *streams[WW_IDS];
 static struct event *events[WW_IDS];
-static struct ww_stream *made; /* all, also those that the client has destroyed and that have work left */
+static struct ww_stream *made; /* all streams, and destroyed ones until their work is done */
 static struct ww_stream *legacy;
-static struct ww_stream *parked; /* those with parked calls */
+static struct ww_stream *parked; /* streams with parked calls */
 static struct waiter *waiters;
 static uint64_t order, parked_bytes;
-static uint32_t nmarks, nwaited, ntodos, nwaiters, nunmarked; /* nwaited: marks for which threads may wait. nunmarked:
-                                                                 made blocking streams with calls that no mark covers */
+/* nwaited: marks for which threads may wait. nunmarked: blocking streams but legacy with calls that no mark covers. */
+static uint32_t nmarks, nwaited, ntodos, nwaiters, nunmarked;
 static CUevent spare[1024];
 static uint32_t nspare;
 static uint16_t free_cells[WW_CELLS];
@@ -140,7 +141,7 @@ void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
     s->later = kept;
 }
 
-/* Todos of one mark are done in the order in which they came. */
+/* Append at the end: the todos of a mark are done in the order in which they were added. */
 static void append(struct ww_todo **list, struct ww_todo *todo) {
     while (*list)
         list = &(*list)->next;
@@ -165,7 +166,7 @@ static void mark_for(struct ww_stream *s, struct ww_todo *todo) {
 
 void ww_stream_mark(struct ww_stream *s, struct ww_todo todo) { mark_for(s, todo_copy(todo)); }
 
-/* Output of kernels is shown by calls that synchronize, not by queries: this one cannot wait. */
+/* Let the driver print the output of kernels, which a query does not do. The event is done, so this cannot block. */
 static void show_prints(CUevent event) {
     ww_living(native.cuEventSynchronize(event));
     fflush(stdout);
@@ -203,7 +204,8 @@ static int drained(struct ww_stream *s) {
     return s->done == s->issued && !s->first_mark;
 }
 
-/* Copies between host addresses make the driver's caller wait, so the worker copies when all before them is passed. */
+/* Return true if the worker may copy between two host addresses: when all earlier calls that the stream waits for have
+ * been passed. It copies itself because such a copy blocks in the driver. */
 static int host_turn(struct ww_stream *s) {
     int ok = drained(s);
     if (s->nonblocking)
@@ -249,7 +251,7 @@ static void end_stream(struct ww_stream *s) {
     free(s);
 }
 
-/* A mark that comes after a call of the other kind waits for that call, too: so marks are made before it. */
+/* Mark the legacy stream before a call of a blocking stream, and vice versa: a later mark would wait for that call. */
 static void about_to_issue(const struct ww_stream *s) {
     if (s->nonblocking)
         return;
@@ -278,7 +280,7 @@ static void issue(struct ww_stream *s, struct ww_call *call) {
     int is_measured = is_contended && ww_part_measures(call);
     if (is_measured && s->marked != s->issued)
         mark(s);
-    s->issued++; /* before the driver's call: a mark behind that covers it */
+    s->issued++; /* before the driver call, so that marks made after it cover the call */
     int is_due = is_contended && ww_part_add(&s->part, call);
     CUresult code = call->operation->issue(s, call);
     if (!ww_living(code) && !call->is_held && (call->entry.flags & WW_DONE) && call->entry.slot != WW_NO_SLOT)
@@ -308,10 +310,10 @@ static void park(struct ww_stream *s, struct ww_call *kept) {
         parked = s;
     }
     if (s->marked != s->issued)
-        mark(s); /* so that the end of outstanding calls is seen */
+        mark(s); /* to see when the outstanding calls are done */
 }
 
-/* Resolves the event at reading: later calls with the event's id mean another event, or another record of it. */
+/* Find the event's record when the call is read: later, the id may name another event, or another record. */
 CUresult ww_event_check(struct ww_call *call, const struct ww_args_event *args) {
     struct event *event = args->event < WW_IDS ? events[args->event] : NULL;
     if (!event)
@@ -369,7 +371,7 @@ CUresult ww_stream_call(struct ww_call *call) {
     return WW_LATER;
 }
 
-/* Puts something of the worker's own behind all that was read for a stream. */
+/* Queue an item of the worker's own after all calls that were read for a stream. */
 static void put(struct ww_stream *s, struct ww_todo *todo, int destroys) {
     struct ww_call *call = ww_memory(sizeof *call);
     call->bytes = sizeof *call;
@@ -406,7 +408,7 @@ static int unpark_all(void) {
     int some = 0;
     for (struct ww_stream *s = parked, *next; s; s = next) {
         next = s->next_parked;
-        some |= unpark(s); /* may park other streams, at the head of the list */
+        some |= unpark(s); /* may add other streams to the list, at its head */
     }
     for (struct ww_stream **at = &parked; *at;) {
         struct ww_stream *s = *at;
@@ -455,7 +457,7 @@ void ww_streams_settle(void) {
 int ww_streams_step(void) {
     if (ww.gate.slot && ww_gate_is_contended())
         ww_streams_settle();
-    int some = parked ? unpark_all() : 0; /* before streams that are gone end: they leave this list first */
+    int some = parked ? unpark_all() : 0; /* before end_stream(): streams leave the list `parked` first */
     for (struct ww_stream *s = made, *next; s; s = next) {
         next = s->next_made;
         if (s->first_mark)
@@ -519,7 +521,7 @@ CUresult ww_stream_destroy(const struct ww_args_id *args) {
     return CUDA_SUCCESS;
 }
 
-/* Whether calls that were posted to a stream, or that its next call would wait for, are parked. */
+/* Return true if calls are parked that belong to the stream, or that its next call would wait for. */
 static int behind_parked(const struct ww_stream *s) {
     for (const struct ww_stream *p = parked; s == legacy && p; p = p->next_parked)
         if (p->first && !p->nonblocking)
@@ -532,7 +534,7 @@ CUresult ww_stream_query(const struct ww_call *call) {
     if (!s)
         return CUDA_ERROR_INVALID_HANDLE;
     CUresult code = behind_parked(s) ? CUDA_ERROR_NOT_READY : native.cuStreamQuery(s->native);
-    if (!code && s->first_mark) /* todos of passed marks are done before the answer */
+    if (!code && s->first_mark) /* do the todos of passed marks before the answer */
         poll_stream(s);
     return !code && s->first_mark ? CUDA_ERROR_NOT_READY : code;
 }
@@ -541,7 +543,7 @@ static void answer_barrier(struct ww_barrier *barrier) {
     ww_answer(barrier->slot, barrier->seq, CUDA_SUCCESS, NULL, 0);
 }
 
-/* Calls of the legacy stream wait for the calls of all blocking streams, and so does a wait for the legacy stream. */
+/* Put a barrier over all blocking streams (the legacy stream waits for all of these), or over all streams. */
 static void barrier_over(struct ww_barrier wanted, int nonblocking_too) {
     struct ww_barrier *b = ww_memory(sizeof *b);
     *b = wanted;
@@ -642,7 +644,7 @@ CUresult ww_event_sync(const struct ww_call *call) {
     return WW_LATER;
 }
 
-/* Without a record, or an event, it is done at once: another device must not wait without end. */
+/* If the event does not exist or has no record, act at once: a stream of another device must not wait forever. */
 CUresult ww_event_passed(const struct ww_call *call, struct ww_todo todo) {
     struct event *e = find_event(call);
     struct ww_generation *g = e ? e->generation : NULL;
