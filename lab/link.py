@@ -115,7 +115,7 @@ class EmulatedLink(Transport):
 
     def receive(self, timeout: float) -> tuple[int, bytes] | None:
         if not self._precise:
-            short_naps()  # of this thread, which receives
+            short_naps()  # for this thread, which receives
             self._precise = True
         end = clock.monotonic() + timeout
         while True:
@@ -195,7 +195,8 @@ class _Delayed(Transfer):
         if self.status == CANCELLED:
             self._inner.cancel()
         else:
-            self._inner.allow(self.allowed)  # here alone: it wakes who moves chunks only if it has something new to say
+            # Call allow() only here: it wakes the thread that moves chunks only if there is news.
+            self._inner.allow(self.allowed)
         self._ring()
 
     @property

@@ -1,4 +1,4 @@
-"""`run`: the native loop of an `EmulatedLink`: it tells of each chunk when it would have come over the link."""
+"""`run`: the native loop of an `EmulatedLink`: it reports each chunk when the link would have delivered it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ G_DOORBELL, G_STOP, G_ROWS, G_TABLE, G_SYSCALL, G_FUTEX, G_LATENCY, G_SECONDS, G
 GLOBAL_WORDS = 9
 
 L_FREE, L_COST = 0, 8
-"""A link: when it is free (ns), and what a byte takes (ps)."""
+"""A link: the time at which it is free (ns), and the time of a byte (ps)."""
 
 E_STATE, E_INNER, E_OUTER, E_LINK, E_NBYTES, E_CHUNK, E_CHUNKS, E_SEEN, E_TOLD, E_TIMES = range(0, 8 * 10, 8)
 ROW_BYTES = E_TIMES + 8 * AHEAD
@@ -31,9 +31,9 @@ def word(address: int) -> int:
 
 @device
 def run(g: int) -> int:
-    """Serve transfers until it is told to stop."""
+    """Serve transfers until the stop word is set."""
     while word(g + G_STOP) == 0:
-        seen = word(g + G_DOORBELL)
+        doorbell = word(g + G_DOORBELL)
         nap = _IDLE
         for k in range(word(g + G_ROWS)):
             e = word(g + G_TABLE) + ROW_BYTES * k
@@ -43,7 +43,14 @@ def run(g: int) -> int:
             store_release(g + G_SECONDS, 0, SYSTEM)
             store_release(g + G_NANOSECONDS, nap, SYSTEM)
             call_foreign(
-                word(g + G_SYSCALL), word(g + G_FUTEX), g + G_DOORBELL, _WAIT, seen & 0xFFFFFFFF, g + G_SECONDS, 0, 0
+                word(g + G_SYSCALL),
+                word(g + G_FUTEX),
+                g + G_DOORBELL,
+                _WAIT,
+                doorbell & 0xFFFFFFFF,
+                g + G_SECONDS,
+                0,
+                0,
             )
     return 0
 
@@ -57,38 +64,38 @@ def serve(g: int, e: int) -> int:
     below = word(inner + 8 * bulk.STATUS)
     held = word(inner + 8 * bulk.HELD)
     now = clock_ns()
-    seen = word(e + E_SEEN)
-    told = word(e + E_TOLD)
-    came = word(inner + 8 * bulk.COMPLETED)
-    while seen < came and seen - told < AHEAD:
-        nbytes = min(word(e + E_CHUNK), word(e + E_NBYTES) - seen * word(e + E_CHUNK))
+    timed_chunks = word(e + E_SEEN)
+    reported_chunks = word(e + E_TOLD)
+    completed_chunks = word(inner + 8 * bulk.COMPLETED)
+    while timed_chunks < completed_chunks and timed_chunks - reported_chunks < AHEAD:
+        nbytes = min(word(e + E_CHUNK), word(e + E_NBYTES) - timed_chunks * word(e + E_CHUNK))
         over = occupy(word(e + E_LINK), nbytes, now)
-        store_release(e + E_TIMES + 8 * rem(seen, AHEAD), over + word(g + G_LATENCY), SYSTEM)
-        seen += 1
-    before = told
+        store_release(e + E_TIMES + 8 * rem(timed_chunks, AHEAD), over + word(g + G_LATENCY), SYSTEM)
+        timed_chunks += 1
+    before = reported_chunks
     nap = _POLL
-    while told < seen:
-        left = word(e + E_TIMES + 8 * rem(told, AHEAD)) - now
+    while reported_chunks < timed_chunks:
+        left = word(e + E_TIMES + 8 * rem(reported_chunks, AHEAD)) - now
         if left > 0:
             nap = min(left, _POLL)
             break
-        told += 1
-    store_release(e + E_SEEN, seen, SYSTEM)
-    store_release(e + E_TOLD, told, SYSTEM)
-    if told > before and status == bulk.RUNNING:
-        store_release(outer + 8 * bulk.COMPLETED, told, SYSTEM)
-        if told == word(e + E_CHUNKS):
+        reported_chunks += 1
+    store_release(e + E_SEEN, timed_chunks, SYSTEM)
+    store_release(e + E_TOLD, reported_chunks, SYSTEM)
+    if reported_chunks > before and status == bulk.RUNNING:
+        store_release(outer + 8 * bulk.COMPLETED, reported_chunks, SYSTEM)
+        if reported_chunks == word(e + E_CHUNKS):
             store_release(outer + 8 * bulk.STATUS, bulk.DONE, SYSTEM)
-    elif status == bulk.RUNNING and below == bulk.LOST and told == came:
+    elif status == bulk.RUNNING and below == bulk.LOST and reported_chunks == completed_chunks:
         store_release(outer + 8 * bulk.STATUS, bulk.LOST, SYSTEM)
     elif status == bulk.RUNNING:
         return nap
-    # something is to be told
+    # there are chunks to report
     if word(outer + 8 * bulk.STATUS) != bulk.RUNNING:
         if held == 0:
             store_release(outer + 8 * bulk.HELD, 0, SYSTEM)
             store_release(e + E_STATE, OVER, SYSTEM)
-        elif below == bulk.LOST:  # its memory stays held for ever
+        elif below == bulk.LOST:  # its memory is never released
             store_release(e + E_STATE, OVER, SYSTEM)
     fetch_add(outer + 8 * bulk.CHANGES, 1, SYSTEM)
     call_foreign(word(g + G_SYSCALL), word(g + G_FUTEX), outer + 8 * bulk.CHANGES, _WAKE, _EVERYBODY, 0, 0, 0)

@@ -61,7 +61,7 @@ _PROCESSES: dict[str, Callable[[list[str]], bool]] = {
 """Predicates that recognize each process of a job by its command."""
 _RANDOM = "[0-9a-f]" * 8
 """Pattern for the end of a job's name, which follows the process id. The fixed length excludes longer process ids."""
-_STACKS = 2.0
+_STACKS = 5.0
 """Time for an application that hangs to write the stacks of its threads, in seconds."""
 _running_jobs: dict[Path, Job] = {}
 """The running jobs by their folders."""
@@ -213,7 +213,7 @@ class Job:
         until = time.monotonic() + _STACKS
         while set(found) & set(self.pids()) and time.monotonic() < until:
             time.sleep(0.05)
-        time.sleep(0.1)  # a thread still reads the last lines
+        self._readers[1].join(max(0.1, until - time.monotonic()))  # it still reads the last lines
         return " | ".join(self.errors[first:][-60:])
 
     def _nothing_else_is_left(self) -> None:

@@ -129,7 +129,7 @@ def lose(device: Device, remaining: list[Device], how: str, moment: str, draw: r
         elif each.rounds <= count:
             wrong.append(f"device {each.device.index} made no progress")
     with contextlib.suppress(OSError):
-        os.kill(pid, signal.SIGKILL)  # it may be stopped
+        os.kill(pid, signal.SIGKILL)  # the process may be stopped
     return {
         "how": how,
         "moment": moment,

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.harness.until import HANG_SECONDS
 
-HERE = Path(__file__).parent
-SOURCES = HERE.parents[1] / "src"
+FOLDER = Path(__file__).parent
+SOURCES = FOLDER.parents[1] / "src"
 MAPPING = ("--map-by", ":OVERSUBSCRIBE", "--bind-to", "none")
 # Without Open MPI's own failure detector: its thread makes MPI_Finalize hang, and Warpwell looks for signs of life.
 TOLERANT = ("--with-ft", "ulfm")
@@ -22,20 +22,20 @@ TCP = ("--mca", "btl", "tcp,self")
 
 
 def mpiexec() -> str | None:
-    """The one beside this Python, which fits mpi4py, before any other."""
+    """The mpiexec in the folder of this Python, which fits mpi4py, before any other."""
     return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 
 
 @dataclass
 class Ended:
-    """What became of a job."""
+    """The outcome of a job."""
 
     status: int
     output: str
     errors: str
 
-    def lines(self, start: str) -> list[str]:
-        """Lines of the output that start so, without that; those of several ranks may share a line."""
+    def select_lines(self, start: str) -> list[str]:
+        """Return the rest of lines that start with `start`; output of several ranks may share a line."""
         return [line.removeprefix(start).strip() for line in self.output.splitlines() if line.startswith(start)]
 
 
@@ -44,7 +44,7 @@ Job = Callable[..., Ended]
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    """``job(ranks, program, *arguments, options=())``: run a program of `programs/` on so many ranks.
+    """``job(ranks, program, *arguments, options=())``: run a program of `programs/` on N ranks.
 
     Everything that the job started has ended afterwards.
     """
@@ -63,7 +63,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
         }
         executable = mpiexec()
         assert executable is not None
-        command = [executable, *options, *MAPPING, "-n", str(ranks), sys.executable, str(HERE / "programs" / program)]
+        command = [executable, *options, *MAPPING, "-n", str(ranks), sys.executable, str(FOLDER / "programs" / program)]
         process = subprocess.Popen(
             [*command, *arguments],
             env=environment,
@@ -91,7 +91,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 def _short(folder: Path) -> Path:
-    """Open MPI puts sockets there, whose paths must be short; what it leaves behind goes with the folder."""
+    """Open MPI creates sockets there, and their paths must be short; its leftovers are deleted with the folder."""
     made = folder / "t"
     made.mkdir(exist_ok=True)
     return made

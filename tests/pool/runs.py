@@ -16,9 +16,9 @@ from tests.harness.until import HANG_SECONDS, until
 
 from lab.campaigns.marked import MARK, command_of, marked
 
-HERE = Path(__file__).parent
-SOURCES = HERE.parents[1] / "src"
-PROGRAMS = HERE / "programs"
+FOLDER = Path(__file__).parent
+SOURCES = FOLDER.parents[1] / "src"
+PROGRAMS = FOLDER / "programs"
 
 
 class Run:
@@ -47,27 +47,27 @@ class Run:
             },
         )
         self.output = self.errors = ""
-        self._rest = b""
+        self._partial_line = b""
 
     def line(self, start: str) -> list[str]:
         """Words of the next line of output that starts so, without that."""
-        for line in self._lines():
+        for line in self._output_lines():
             if line.startswith(start):
                 return line.removeprefix(start).split()
             self.output += line
         pytest.fail(f"the program ended before it wrote {start!r}: {self.output}{self.process.communicate()[1]}")
 
-    def _lines(self) -> Iterator[str]:
+    def _output_lines(self) -> Iterator[str]:
         """Yield lines as they come. A file object would keep what comes with them, and `end` would miss it."""
         assert self.process.stdout is not None
         while True:
-            while b"\n" in self._rest:
-                line, _, self._rest = self._rest.partition(b"\n")
+            while b"\n" in self._partial_line:
+                line, _, self._partial_line = self._partial_line.partition(b"\n")
                 yield line.decode() + "\n"
             more = os.read(self.process.stdout.fileno(), 1 << 16)
             if not more:
                 return
-            self._rest += more
+            self._partial_line += more
 
     def end(self, timeout: float = HANG_SECONDS) -> int:
         """Wait for the end; return the exit status."""
@@ -77,7 +77,7 @@ class Run:
             self.kill()
             output, errors = self.process.communicate(timeout=HANG_SECONDS)
             pytest.fail(f"it did not end within {timeout:g} s\n{self.output}{output}\n{errors}")
-        self.output += self._rest.decode() + output
+        self.output += self._partial_line.decode() + output
         self.errors += errors
         return self.process.returncode
 
@@ -92,17 +92,17 @@ class Run:
     def nothing_is_left(self) -> None:
         """Wait until nothing is left of the run."""
         until(lambda: not self.left())
-        until(lambda: not self.files())  # the last process to end removes them
+        until(lambda: not self.files())  # the last process of the run removes its files
 
     def files(self) -> list[str]:
-        """What the run has left behind of files."""
+        """Return the files that the run has left behind."""
         own = [str(path) for base in self.folder.glob("warpwell-pool-*") for path in base.iterdir()]
-        other = [str(path) for path in self.folder.iterdir() if path.name.startswith(("ompi", "prte", "pmix"))]
-        return own + other + sorted(name for name in segments() - self.before if f"-{self.process.pid}" in name)
+        mpi_files = [str(path) for path in self.folder.iterdir() if path.name.startswith(("ompi", "prte", "pmix"))]
+        return own + mpi_files + sorted(name for name in segments() - self.before if f"-{self.process.pid}" in name)
 
     def kill(self) -> None:
         """Kill everything."""
-        ended = self.process.poll() is not None  # and its number may be another's by now
+        ended = self.process.poll() is not None  # if so, its process id may belong to another process
         for pid in [*([] if ended else [self.process.pid]), *self.left()]:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)

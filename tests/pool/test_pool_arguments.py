@@ -52,7 +52,7 @@ def nap(seconds: float) -> float:
     return seconds
 
 
-def seen(array: Any) -> Any:
+def describe(array: Any) -> Any:
     return type(array), array.flags.c_contiguous, array.flags.f_contiguous, array.flags.writeable
 
 
@@ -92,7 +92,7 @@ def counter(values: Any) -> Counter:
 def test_arrays_arrive_as_they_are(devices: Devices, array: Any) -> None:
     back = devices[0].call(same, array).get(30)
     assert np.array_equal(back, array) and (back.dtype, back.shape) == (array.dtype, array.shape)
-    kind, c, f, writeable = devices[1].call(seen, array).get(30)
+    kind, c, f, writeable = devices[1].call(describe, array).get(30)
     assert (kind, writeable) == (np.ndarray, array.flags.writeable)
     assert f if array.flags.f_contiguous else c
 
@@ -117,10 +117,11 @@ def test_arrays_may_change_when_the_call_returns(devices: Devices, monkeypatch: 
     array = NUMBERS.copy()
     result = devices[0].call(same, array)
     array[:] = 0
-    monkeypatch.setattr(copies, "MAX_PRIVATE_ARGUMENT_BYTES", 1000)  # and those that are sent from where they are
-    other = NUMBERS.copy()
-    later = devices[0].call(same, other)
-    other[:] = 0
+    # Lower the limit: larger arguments are sent in place, without a copy.
+    monkeypatch.setattr(copies, "MAX_PRIVATE_ARGUMENT_BYTES", 1000)
+    changing = NUMBERS.copy()
+    later = devices[0].call(same, changing)
+    changing[:] = 0
     assert slow.get(30) == 0.2
     assert np.array_equal(result.get(30), NUMBERS) and np.array_equal(later.get(30), NUMBERS)
 
@@ -177,7 +178,7 @@ def test_no_room_for_an_argument_or_a_result(devices: Devices, monkeypatch: pyte
     with pytest.raises(errors.RemoteError, match="no room"):
         result.get(30)
     monkeypatch.setattr(np, "empty", empty)
-    devices[0].synchronize(30)  # that was all of it
+    devices[0].synchronize(30)  # no further error is raised
     monkeypatch.setattr(np, "empty", small)
     with pytest.raises(MemoryError):
         devices[0].call(np.ones, ITEMS).get(30)
@@ -188,17 +189,17 @@ def test_no_room_for_an_argument_or_a_result(devices: Devices, monkeypatch: pyte
 def test_a_lost_agent_ends_a_result_that_is_on_its_way() -> None:
     with pool_of([Runtime()]) as (devices, (agent,)):
         put = agent.transport.put
-        begun = threading.Event()
+        started = threading.Event()
 
         def never(peer: int, tag: int, memory: Any) -> Any:
-            begun.set()
-            transfer = put(peer, tag + 1, memory)  # nobody takes that one
+            started.set()
+            transfer = put(peer, tag + 1, memory)  # to another tag: the receiver never takes this transfer
             transfer.tag = tag
             return transfer
 
         agent.transport.put = never  # type: ignore[method-assign]
         result = devices[0].call(np.ones, ITEMS)
-        assert begun.wait(HANG_SECONDS)
+        assert started.wait(HANG_SECONDS)
         with pytest.raises(errors.StallError):
             result.get(0.1)
         devices[0].caller.transport.lose(1, "as a test says")
@@ -210,12 +211,14 @@ def test_lanes_that_answer_at_the_same_time_keep_each_others_arrays() -> None:
     """While one looks which answers are over, another one's is noted: neither fails, and both can be given up."""
     program_end, agent_end = local_transports(2)
     running = SimpleNamespace(done=False)
-    agent: Any = SimpleNamespace(application=0, transport=agent_end, tags=Tags(1), answers={}, tell=lambda *said: None)
+    agent: Any = SimpleNamespace(
+        application=0, transport=agent_end, tags=Tags(1), answers={}, tell=lambda *message: None
+    )
 
     class Over:
         @property
         def done(self) -> bool:
-            agent.answers[3] = [running]  # as another lane
+            agent.answers[3] = [running]  # as if another lane had answered
             return True
 
     agent.answers |= {1: [Over()], 2: [running]}

@@ -51,7 +51,7 @@ class Interrupts:
 
     def __init__(self, at: int) -> None:
         self.at = at
-        self.places = 0
+        self.points = 0
 
     def __enter__(self) -> Interrupts:
         sys.setprofile(self._look)
@@ -64,15 +64,15 @@ class Interrupts:
         if event not in ("call", "c_return") or not frame.f_code.co_filename.startswith(OWN):
             return
         if "__del__" in (frame.f_code.co_name, frame.f_back.f_code.co_name) or frame.f_code.co_name == "<genexpr>":
-            return  # Python forgets what comes there, and while a generator is closed
-        self.places += 1
-        if self.places == self.at:
+            return  # Python ignores exceptions in __del__ and while it closes a generator
+        self.points += 1
+        if self.points == self.at:
             signal.raise_signal(signal.SIGINT)
 
 
 def between(device: Device, x: Any) -> None:
-    other = device.peers[0]
-    y = other.empty(x.shape, x.dtype)
+    peer = device.peers[0]
+    y = peer.empty(x.shape, x.dtype)
     y.copy_from(x)
     y.copy_to_host()
 
@@ -105,18 +105,18 @@ def test_ctrl_c_at_every_place(agents: tuple[Devices, list[Agent]], name: str) -
     call(device, x)
     with Interrupts(0) as counted:
         call(device, x)
-    for at in np.unique(np.linspace(1, counted.places, POINTS).astype(int)).tolist():
+    for at in np.unique(np.linspace(1, counted.points, POINTS).astype(int)).tolist():
         with Interrupts(at) as interrupts:
             try:
                 call(device, x)
             except KeyboardInterrupt:
                 pass
             else:
-                assert interrupts.places < at, f"an interrupt at place {at} was lost"
+                assert interrupts.points < at, f"an interrupt at place {at} was lost"
         for each in devices:
-            each.synchronize(30)  # nobody is told of what was given up
+            each.synchronize(30)  # no error of the abandoned calls is raised
             assert each.zeros(3).copy_to_host().tolist() == [0, 0, 0]
         assert np.array_equal(x[100:200].copy_to_host(), LARGE[100:200])
     until(lambda: not any(agent.bulk or agent.outgoing for agent in served))
-    until(lambda: [len(agent.handles) for agent in served] == [1, 0])  # nothing is kept there but x
+    until(lambda: [len(agent.handles) for agent in served] == [1, 0])  # the agents keep no handle but x
     assert all(not c.caller.replies for c in devices)

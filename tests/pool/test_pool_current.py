@@ -1,15 +1,17 @@
-"""What `current_device` says is where everything goes that has no place of its own."""
+"""Arrays and launches without a device of their own go to `current_device`."""
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.threads import run_threads
 from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
@@ -52,12 +54,12 @@ def test_launches_outside_of_blocks_are_the_first_devices(pool: Devices) -> None
     with pool[1]:
         total[10](np.arange(10), out)
     assert out[0] == 90 and launches(pool) == [1, 1]
-    total[10](np.arange(10), out, device="cpu")  # in this process, which was said
+    total[10](np.arange(10), out, device="cpu")  # in this process, as requested
     assert out[0] == 135 and launches(pool) == [1, 1]
 
 
 def test_each_thread_has_a_current_device_of_its_own(pool: Devices) -> None:
-    both, seen = threading.Barrier(2, timeout=HANG_SECONDS), []
+    both, results = threading.Barrier(2, timeout=HANG_SECONDS), []
 
     def work(device: Any) -> None:
         with device:
@@ -65,14 +67,10 @@ def test_each_thread_has_a_current_device_of_its_own(pool: Devices) -> None:
             out = np.zeros(1, np.int64)
             total[10](np.arange(10), out)
             both.wait()
-            seen.append((ww.current_device() is device, ww.zeros(1).device is device, out[0]))
+            results.append((ww.current_device() is device, ww.zeros(1).device is device, out[0]))
 
-    threads = [threading.Thread(target=work, args=(device,)) for device in pool]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(HANG_SECONDS)
-    assert seen == [(True, True, 45)] * 2 and launches(pool) == [1, 1]
+    run_threads(work, [(device,) for device in pool])
+    assert results == [(True, True, 45)] * 2 and launches(pool) == [1, 1]
     assert ww.current_device() is pool[0]
 
 
@@ -120,25 +118,29 @@ def test_a_program_of_one_process_stays_in_it(path: Path) -> None:
     assert out[0] == 45 and launches(ww.devices()) == before and ww.current_device() is device
 
 
-def test_a_forked_child_is_told_which_device_it_used(pool: Devices) -> None:
-    def nap() -> None:
-        threading.Event().wait(0.5)
+def test_a_forked_child_is_told_which_device_it_used(pool: Devices, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
+    def wait_for_gate() -> None:
+        while not gate.exists():
+            time.sleep(0.01)
 
     buffers = [device.zeros(3) for device in pool]
-    waiting = [device.call(nap) for device in pool]
+    waiting = [device.call(wait_for_gate) for device in pool]
     reading, writing = os.pipe()
     if not (child := os.fork()):
-        said = []
+        devices_named = []
         for use in (*(b.copy_to_host for b in buffers), *(w.get for w in waiting)):
             try:
                 use()
             except errors.ForkError as error:
-                said.append(str(error).partition(" (")[0])
-        os.write(writing, repr((said, found.joined())).encode())  # it is no part of the pool
+                devices_named.append(str(error).partition(" (")[0])
+        os.write(writing, repr((devices_named, found.joined())).encode())  # it is no part of the pool
         os._exit(0)
     os.close(writing)
-    with os.fdopen(reading) as lines:
-        assert lines.read() == repr((["device 0", "device 1"] * 2, False))
+    with os.fdopen(reading) as report:
+        assert report.read() == repr((["device 0", "device 1"] * 2, False))
     assert os.waitpid(child, 0)[1] == 0
+    gate.touch()
     for result in waiting:
         result.get(30)

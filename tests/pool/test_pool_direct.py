@@ -1,4 +1,4 @@
-"""Copies between devices of one host go from memory to memory; memory stays until nobody can write to it any more."""
+"""Copies between devices of one host go from memory to memory; memory stays until no process can write to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from warpwell.pool.agent.runtime import Runtime
 from warpwell.pool.copies import _may_write
 
 
-def late(k: int) -> EmulatedDevice:
+def late_device(k: int) -> EmulatedDevice:
     """Return a device that has not done anything when a call returns."""
     return EmulatedDevice(5e9, jitter=1e-3, seed=k)
 
@@ -39,7 +39,7 @@ def agents() -> Iterator[Pool]:
         yield made
 
 
-def settled(agents: list[Agent], seconds: float = 10.0) -> dict[str, int]:
+def settled(agents: list[Agent], seconds: float = HANG_SECONDS) -> dict[str, int]:
     """Wait until agents hold nothing for others; return what they do."""
     end = time.monotonic() + seconds
     while True:
@@ -62,28 +62,28 @@ def transfers(agents: list[Agent]) -> int:
 NOTHING = {"copies": 0, "held": 0, "ending": 0, "open": 0}
 
 
-@pytest.mark.parametrize("way", ["default", "of the source", "of the destination"])
+@pytest.mark.parametrize("stream_name", ["default", "of the source", "of the destination"])
 @pytest.mark.parametrize("items", [1, 3, 100_003])
-def test_nothing_is_sent(agents: Pool, way: str, items: int) -> None:
-    (one, two), both = agents
+def test_nothing_is_sent(agents: Pool, stream_name: str, items: int) -> None:
+    (first, two), both = agents
     data = np.arange(items + 5)
-    a, b = one.to_device(data), two.zeros(items + 9, data.dtype)
-    streams = {"default": None, "of the source": one.stream(), "of the destination": two.stream()}
-    for device in (one, two):
+    a, b = first.to_device(data), two.zeros(items + 9, data.dtype)
+    streams = {"default": None, "of the source": first.stream(), "of the destination": two.stream()}
+    for device in (first, two):
         device.synchronize(30)
-    two.copy(b[7 : 7 + items], a[2 : 2 + items], stream=streams[way])
-    for device in (one, two):
+    two.copy(b[7 : 7 + items], a[2 : 2 + items], stream=streams[stream_name])
+    for device in (first, two):
         device.synchronize(30)
     found = b.copy_to_host()
     assert np.array_equal(found[7 : 7 + items], data[2 : 2 + items]) and not found[:7].any()
     assert transfers(both) == 0
     del a, b
-    assert settled(both) == NOTHING, "what others had opened is freed"
+    assert settled(both) == NOTHING, "memory that peers had opened is freed"
 
 
 def test_it_can_be_switched_off(agents: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    (one, two), both = agents
-    a = one.to_device(np.arange(100_000))
+    (first, two), both = agents
+    a = first.to_device(np.arange(100_000))
     two.transfers.direct = False
     assert np.array_equal(two.to_device(a).copy_to_host(), np.arange(100_000))
     assert transfers(both) == 2
@@ -106,7 +106,7 @@ def test_data_are_sent_where_memory_cannot_be_reached(
     else:
         monkeypatch.setattr(HostAccess, "open", no)
     offer, offered = PeerMemory.offer, []
-    monkeypatch.setattr(PeerMemory, "offer", lambda *given: offered.append(offer(*given)) or offered[-1])
+    monkeypatch.setattr(PeerMemory, "offer", lambda *arguments: offered.append(offer(*arguments)) or offered[-1])
     stream = devices[leader].stream()
     a, b = devices[0].to_device(np.arange(100_000)), devices[1].zeros(100_000, np.int64)
     for device in devices:
@@ -117,28 +117,28 @@ def test_data_are_sent_where_memory_cannot_be_reached(
     assert np.array_equal(b.copy_to_host(), np.arange(100_000))
     assert transfers(both) == 6
     times = {"address": 0, "access": 1, "open": 3}[refused]
-    assert sum(made is not None for made in offered) == times, "where there is no way, nothing is offered again"
+    assert sum(made is not None for made in offered) == times, "without a direct path, nothing is offered again"
     assert list(both[0].info()["unreachable"].values()) == ["no way"] * (refused == "access")
     del a, b
     assert settled(both) == NOTHING
 
 
-@pytest.mark.parametrize("whose", [0, 1])
+@pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize("leader", [None, 0, 1])
 def test_a_side_without_memory_is_told_and_the_streams_go_on(
-    agents: Pool, whose: int, leader: int | None, monkeypatch: pytest.MonkeyPatch
+    agents: Pool, side: int, leader: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices, both = agents
-    good = devices[1 - whose].to_device(np.arange(9000))
-    devices[1 - whose].synchronize(30)
+    good = devices[1 - side].to_device(np.arange(9000))
+    devices[1 - side].synchronize(30)
 
     def full(nbytes: int) -> None:
         raise MemoryError("full")
 
-    monkeypatch.setattr(both[whose].runtime, "allocate", full)
-    bad = devices[whose].empty(9000, np.int64)
+    monkeypatch.setattr(both[side].runtime, "allocate", full)
+    bad = devices[side].empty(9000, np.int64)
     stream = None if leader is None else devices[leader].stream()
-    to, source = (bad, good) if whose else (good, bad)
+    to, source = (bad, good) if side else (good, bad)
     devices[1].copy(to, source, stream=stream)
     found = []
     for device in devices:
@@ -146,7 +146,7 @@ def test_a_side_without_memory_is_told_and_the_streams_go_on(
             device.synchronize(30)
         except errors.RemoteError as error:
             found.append(str(error))
-    assert found and all("full" in said for said in found)
+    assert found and all("full" in message for message in found)
     monkeypatch.undo()
     assert settled(both)["copies"] == settled(both)["held"] == 0
     x = devices[0].to_device(np.arange(9000))
@@ -155,7 +155,7 @@ def test_a_side_without_memory_is_told_and_the_streams_go_on(
 
 
 class Shuffled:
-    """A transport whose messages come in any order, but those of one sender in theirs."""
+    """A transport that reorders messages of different senders, but not of one sender."""
 
     def __init__(self, transport: Any, seed: int) -> None:
         self._transport = transport
@@ -170,10 +170,10 @@ class Shuffled:
         while got is not None:
             self._waiting.setdefault(got[0], deque()).append(got[1])
             got = self._transport.receive(self._random.choice([0.0, 1e-3]))
-        some = [peer for peer, waiting in self._waiting.items() if waiting]
-        if not some:
+        senders = [peer for peer, waiting in self._waiting.items() if waiting]
+        if not senders:
             return None
-        peer = self._random.choice(some)
+        peer = self._random.choice(senders)
         return peer, self._waiting[peer].popleft()
 
 
@@ -184,7 +184,9 @@ def shuffled(request: pytest.FixtureRequest) -> Iterator[Pool]:
         yield made
 
 
-@pytest.mark.parametrize("shuffled", [(3, 1, late), (2, 2, lambda k: Runtime())], indirect=True, ids=["late", "cpu"])
+@pytest.mark.parametrize(
+    "shuffled", [(3, 1, late_device), (2, 2, lambda k: Runtime())], indirect=True, ids=["late", "cpu"]
+)
 def test_random_programs_in_any_order_of_messages(shuffled: Pool) -> None:
     devices, both = shuffled
     run(list(devices), 6, 7)
@@ -197,9 +199,9 @@ def give_up(agent: Agent) -> None:
         copy.fail(errors.PoolError("given up"))
 
 
-@pytest.mark.parametrize("shuffled", [(2, 3, late)], indirect=True)
+@pytest.mark.parametrize("shuffled", [(2, 3, late_device)], indirect=True)
 def test_copies_that_fail_at_any_moment(shuffled: Pool) -> None:
-    """Whatever each side has received and done before, both streams go on, and no memory is kept."""
+    """Both streams continue and no memory is kept, in every state of the two sides."""
     devices, both = shuffled
     chance = random.Random(5)
     streams: list[Any] = [None, devices[0].stream(), devices[1].stream()]
@@ -225,12 +227,14 @@ def test_a_copy_that_fails_writes_over_nothing_later(
     agents: Pool, leader: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices, both = agents
-    real, begun = HostAccess.put, threading.Event()
+    real = HostAccess.put
+    started, proceed, written = threading.Event(), threading.Event(), threading.Event()
 
-    def slow(*given: Any) -> None:
-        begun.set()
-        time.sleep(0.3)
-        real(*given)
+    def slow(*arguments: Any) -> None:
+        started.set()
+        proceed.wait(HANG_SECONDS)
+        real(*arguments)
+        written.set()
 
     monkeypatch.setattr(HostAccess, "put", slow)
     a, b = devices[0].to_device(np.arange(9000)), devices[1].zeros(9000, np.int64)
@@ -238,12 +242,13 @@ def test_a_copy_that_fails_writes_over_nothing_later(
     for device in devices:
         device.synchronize(30)
     devices[1].copy(b, a, stream=stream)
-    assert begun.wait(HANG_SECONDS)
+    assert started.wait(HANG_SECONDS)
     give_up(both[1])
     b.fill(7, stream=stream)
+    threading.Timer(0.3, proceed.set).start()
     with pytest.raises(errors.RemoteError, match="given up"):
-        (stream or devices[1].default_stream).synchronize(30)
-    time.sleep(0.5)
+        (stream or devices[1].default_stream).synchronize(HANG_SECONDS)
+    assert written.wait(HANG_SECONDS)
     assert (b.copy_to_host(stream=stream) == 7).all()
 
 
@@ -257,7 +262,7 @@ def test_a_receiver_is_notified_of_a_sender_that_failed_early(
     for device in devices:
         device.synchronize(30)
     release = threading.Event()
-    for k in (0, 1) if leader is None else (leader,):  # until then, neither side comes to the copy
+    for k in (0, 1) if leader is None else (leader,):  # hold the lanes, so that they do not start the copy
         both[k].lane(streams[k].channel.number).put(0, "wait", 0, 0, lambda lane: release.wait(HANG_SECONDS))
     devices[1].copy(b, a, stream=None if leader is None else streams[leader])
     assert until(lambda: len(both[0].outgoing) == 1)
@@ -272,7 +277,7 @@ def test_a_receiver_is_notified_of_a_sender_that_failed_early(
     for device, stream in zip(devices, streams, strict=True):
         for each in (stream, device.default_stream):
             try:
-                each.synchronize(10)
+                each.synchronize(HANG_SECONDS)
             except errors.RemoteError as error:
                 found.append(str(error))
     assert ["given up" in text for text in found] == [True]
@@ -285,12 +290,12 @@ def test_nothing_is_written_after_the_receiver_failed(
     agents: Pool, leader: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices, both = agents
-    real, begun, go = HostAccess.open, threading.Event(), threading.Event()
+    real, started, proceed = HostAccess.open, threading.Event(), threading.Event()
 
-    def slow(*given: Any) -> Any:
-        begun.set()
-        go.wait(HANG_SECONDS)
-        return real(*given)
+    def slow(*arguments: Any) -> Any:
+        started.set()
+        proceed.wait(HANG_SECONDS)
+        return real(*arguments)
 
     monkeypatch.setattr(HostAccess, "open", slow)
     a, b = devices[0].to_device(np.arange(9000)), devices[1].zeros(9000, np.int64)
@@ -298,11 +303,11 @@ def test_nothing_is_written_after_the_receiver_failed(
     for device in devices:
         device.synchronize(30)
     devices[1].copy(b, a, stream=stream)
-    assert begun.wait(HANG_SECONDS)
+    assert started.wait(HANG_SECONDS)
     (copy,) = both[0].outgoing.values()
     give_up(both[1])
     assert until(lambda: copy.failure is not None)
-    go.set()
+    proceed.set()
     for each in (devices[0], devices[1], stream):
         with contextlib.suppress(errors.RemoteError):
             if each is not None:
@@ -338,7 +343,7 @@ def test_a_sender_that_fails_writes_no_more_when_it_says_so(monkeypatch: pytest.
         for device in devices:
             device.synchronize(30)
         monkeypatch.setattr(both[0].runtime, "reach", lambda mark, timeout: False)
-        monkeypatch.setattr(both[0].runtime.chance, "uniform", lambda least, most: most)
+        monkeypatch.setattr(both[0].runtime.chance, "uniform", lambda low, high: high)
         devices[1].copy(b, a)
         with pytest.raises(errors.RemoteError, match="took"):
             devices[1].synchronize(30)
@@ -351,21 +356,23 @@ def test_a_sender_that_fails_writes_no_more_when_it_says_so(monkeypatch: pytest.
 
 
 def test_who_may_write() -> None:
-    def device(**about: Any) -> Any:
-        transport = SimpleNamespace(can_share_memory=about.pop("shares", True))
-        transfers = SimpleNamespace(direct=about.pop("direct", True))
-        return SimpleNamespace(**{"host": "a", "target": "cuda", **about}, transport=transport, transfers=transfers)
+    def device(**properties: Any) -> Any:
+        transport = SimpleNamespace(can_share_memory=properties.pop("shares", True))
+        transfers = SimpleNamespace(direct=properties.pop("direct", True))
+        return SimpleNamespace(
+            **{"host": "a", "target": "cuda", **properties}, transport=transport, transfers=transfers
+        )
 
     assert _may_write(device(), device())
-    others: list[dict[str, Any]] = [{"host": "b"}, {"target": "cpu"}, {"direct": False}, {"shares": False}]
-    assert not any(_may_write(device(), device(**other)) for other in others)
+    variants: list[dict[str, Any]] = [{"host": "b"}, {"target": "cpu"}, {"direct": False}, {"shares": False}]
+    assert not any(_may_write(device(), device(**variant)) for variant in variants)
 
 
 def test_agents_hear_who_is_lost(agents: Pool) -> None:
-    (one, two), both = agents
-    b = two.to_device(one.to_device(np.arange(1000)))
+    (first, two), both = agents
+    b = two.to_device(first.to_device(np.arange(1000)))
     two.synchronize(30)
-    one.synchronize(30)
+    first.synchronize(30)
     assert both[0].sharing.count()["open"] == 1
     both[0].transport.lose(2, "gone")
     assert until(lambda: both[0].sharing.count()["open"] == 0)
@@ -373,13 +380,13 @@ def test_agents_hear_who_is_lost(agents: Pool) -> None:
 
 
 def test_a_destination_that_is_freed_at_once_stays_until_the_copy_is_over() -> None:
-    with pool_of(map(late, range(2))) as (devices, both):
+    with pool_of(map(late_device, range(2))) as (devices, both):
         a = devices[0].to_device(np.arange(50_000))
         for _ in range(30):
             b = devices[1].empty(50_000, np.int64)
             devices[1].copy(b, a)
             b.free()
-            c = devices[1].zeros(50_000, np.int64)  # it might get the memory
+            c = devices[1].zeros(50_000, np.int64)  # c may get the memory of b
             assert not c.copy_to_host().any()
         del a, b, c
         assert settled(both) == NOTHING
@@ -396,21 +403,23 @@ def test_agents_that_end_leave_no_threads() -> None:
     assert until(lambda: threading.active_count() <= before)
 
 
-@pytest.mark.parametrize("what", ["peer_address", "export"])
-def test_data_are_sent_where_memory_cannot_be_offered(agents: Pool, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (one, two), both = agents
+@pytest.mark.parametrize("method", ["peer_address", "export"])
+def test_data_are_sent_where_memory_cannot_be_offered(
+    agents: Pool, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, two), both = agents
 
     def no(*_: object) -> None:
         raise OSError("Too many open files")
 
-    monkeypatch.setattr(Runtime, what, no)
+    monkeypatch.setattr(Runtime, method, no)
     data = np.arange(100_000)
-    assert np.array_equal(two.to_device(one.to_device(data)).copy_to_host(), data)
+    assert np.array_equal(two.to_device(first.to_device(data)).copy_to_host(), data)
     assert transfers(both) == 2
 
 
 def test_a_sender_without_a_way_keeps_nothing_of_its_copies(agents: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    (one, two), both = agents
+    (first, two), both = agents
 
     def no(*_: object) -> None:
         raise OSError("no way")
@@ -418,26 +427,26 @@ def test_a_sender_without_a_way_keeps_nothing_of_its_copies(agents: Pool, monkey
     monkeypatch.setattr(Runtime, "peer_access", no)
     sources = []
     for _ in range(5):
-        a, b = one.to_device(np.arange(9000)), two.empty(9000, np.int64)
-        one.synchronize(30)
+        a, b = first.to_device(np.arange(9000)), two.empty(9000, np.int64)
+        first.synchronize(30)
         sources.append(weakref.ref(list(both[0].handles.values())[-1].memory))
         two.copy(b, a)
         two.synchronize(30)
         del a, b
-    one.synchronize(30)
+    first.synchronize(30)
     assert until(lambda: (gc.collect(), not any(source() for source in sources))[1])
 
 
 def test_many_blocks_are_closed_by_few_threads(agents: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    (one, two), both = agents
-    a = one.to_device(np.arange(1000))
+    (first, two), both = agents
+    a = first.to_device(np.arange(1000))
     buffers = [two.to_device(a) for _ in range(500)]
-    for device in (one, two):
+    for device in (first, two):
         device.synchronize(60)
-    before, go = threading.active_count(), threading.Event()
-    monkeypatch.setattr(HostAccess, "close", lambda self, opened: go.wait(HANG_SECONDS))
+    before, proceed = threading.active_count(), threading.Event()
+    monkeypatch.setattr(HostAccess, "close", lambda self, opened: proceed.wait(HANG_SECONDS))
     del buffers
     assert until(lambda: both[0].counts.get("RELEASE", 0) == 500)
     assert threading.active_count() <= before + 3
-    go.set()
+    proceed.set()
     assert settled(both) == NOTHING

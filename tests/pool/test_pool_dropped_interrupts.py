@@ -11,7 +11,7 @@ import pytest
 
 from warpwell.pool.launch import application
 
-SECONDS = 2.0
+SECONDS = 60.0
 
 
 class Finalized:
@@ -25,7 +25,7 @@ class Finalized:
 
 
 class Pressed:
-    """A standard error on which each write meets a Ctrl-C: what writing raises, Python drops without a word."""
+    """A standard error on which each write meets a Ctrl-C; Python silently drops exceptions of these writes."""
 
     def write(self, text: str) -> int:
         press()
@@ -63,7 +63,7 @@ def test_in_a_finalizer(hook: None) -> None:
 
 
 def test_in_one_finalizer_after_the_other(hook: None) -> None:
-    """What is repeated comes in a finalizer, too."""
+    """The repeated interrupt arrives in a finalizer, too."""
     with pytest.raises(KeyboardInterrupt):
         finalize(press)
         finalize(lambda: time.sleep(SECONDS))

@@ -27,7 +27,7 @@ def ends() -> tuple[EmulatedLink, EmulatedLink]:
 
 
 def test_slots_that_are_free_are_told_however_late_their_thread_is(ends: tuple[EmulatedLink, EmulatedLink]) -> None:
-    """Between the word that says so and the call that wakes, the link's own thread has looked."""
+    """The link's own thread polls between the store of the word and the wake-up call."""
     first, second = ends
     source, sink = np.arange(8, dtype=np.uint8), np.zeros(4, np.uint8)
     put = first.put(1, 1, Region.over(source, chunk=4))
@@ -35,12 +35,12 @@ def test_slots_that_are_free_are_told_however_late_their_thread_is(ends: tuple[E
     wake = get.wake
     assert wake is not None
 
-    def late() -> None:
+    def pause() -> None:
         second._doorbell.raise_()
         time.sleep(0.05)
         wake()
 
-    get.wake = late
+    get.wake = pause
     for k in range(2):
         get.allow(k + 1)
         get.wait(k + 1, HANG_SECONDS)
@@ -69,7 +69,7 @@ def test_a_copy_takes_its_time_on_the_link(ends: tuple[EmulatedLink, EmulatedLin
             half.wait(half.chunks, HANG_SECONDS)
         times[count].append(time.monotonic() - before)
         assert all(sink.all() for sink in sinks)
-    for count, took in times.items():  # what else runs here only adds
+    for count, took in times.items():  # other load only adds to the times
         assert 0.99 * (count * 0.1 + 5e-3) < min(took) < count * 0.1 + 0.05
     for end in ends:
         end.close()

@@ -1,4 +1,4 @@
-"""A small campaign of kills and interrupts in jobs with unmodified CUDA programs, and what a campaign must find."""
+"""A small campaign of kills and interrupts in jobs with unmodified CUDA programs, and planted leftovers."""
 
 import itertools
 import os
@@ -20,7 +20,9 @@ what, folder = sys.argv[1], os.environ["TMPDIR"]
 held = os.memfd_create("ring", 0)
 os.set_inheritable(held, True)
 print("ready", flush=True)
-time.sleep(0.3)  # it is looked at now
+while not os.path.exists(folder + "/go"):
+    time.sleep(0.01)
+os.remove(folder + "/go")
 sleep, quiet = ["sleep", "8"], dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 if what == "process":
     subprocess.Popen(sleep, **quiet)
@@ -47,17 +49,19 @@ def test_jobs_with_cuda_programs_leave_nothing(capfd: pytest.CaptureFixture[str]
 def test_jobs_of_all_kinds_leave_nothing() -> None:
     for programs in ("cuda", "devices"):
         jobs = len(pool_faults.kinds(programs))
-        words = ["--jobs", str(jobs), "--at-a-time", "2", "--programs", programs, "--driver", "fake"]
-        assert pool_faults.main(words) == 0
+        arguments = ["--jobs", str(jobs), "--at-a-time", "2", "--programs", programs, "--driver", "fake"]
+        assert pool_faults.main(arguments) == 0
 
 
-@pytest.mark.parametrize("what", ["process", "memory", "shared", "output", "socket", "file", "nothing"])
-def test_what_a_job_leaves_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    monkeypatch.setattr(pool_faults, "LIMIT", 0.2)
-    job = pool_faults.Job([], str(tmp_path), before=[sys.executable, "-c", LEAVES, what])
+@pytest.mark.parametrize("leftover", ["process", "memory", "shared", "output", "socket", "file", "nothing"])
+def test_what_a_job_leaves_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leftover: str) -> None:
+    if leftover != "nothing":
+        monkeypatch.setattr(pool_faults, "LIMIT", 0.2)
+    job = pool_faults.Job([], str(tmp_path), before=[sys.executable, "-c", LEAVES, leftover])
     try:
         job.line("ready")
-        if what == "nothing":
+        (tmp_path / "go").touch()
+        if leftover == "nothing":
             assert job.end(HANG_SECONDS)[0] == 0
         else:
             with pytest.raises(AssertionError, match=r"left|output open"):
@@ -67,11 +71,19 @@ def test_what_a_job_leaves_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not list(Path("/dev/shm").glob(f"warpwell-pool-{os.getuid()}-{job.process.pid}{8 * 'a'}"))
 
 
-STAYS = "import threading; print('ready', flush=True); threading.Event().wait(60)"
+STAY_ALIVE = """
+import sys, threading, time
+def report(thread):
+    while sys._current_frames()[thread].f_code.co_name != "wait":
+        time.sleep(0.01)
+    print("ready", flush=True)
+threading.Thread(target=report, args=(threading.get_ident(),), daemon=True).start()
+threading.Event().wait(100)
+"""
 
 
 def test_a_job_that_does_not_end_tells_where_its_application_is(tmp_path: Path) -> None:
-    job = pool_faults.Job([], str(tmp_path), before=[sys.executable, "-c", STAYS])
+    job = pool_faults.Job([], str(tmp_path), before=[sys.executable, "-c", STAY_ALIVE])
     job.find = lambda role: [job.process.pid]  # type: ignore[method-assign]
     job.line("ready")
     with pytest.raises(AssertionError, match=r"the application is in: .*threading.py.* in wait"):
@@ -82,16 +94,16 @@ def test_an_interrupted_campaign_kills_its_jobs() -> None:
     jobs: list[pool_faults.Job] = []
     numbers = itertools.count()
 
-    def stays(setup: pool_faults.Setup, folder: str, draw: random.Random) -> list[dict[str, Any]]:
+    def stay_alive(setup: pool_faults.Setup, folder: str, draw: random.Random) -> list[dict[str, Any]]:
         number = next(numbers)
-        jobs.append(job := pool_faults.Job([], folder, before=[sys.executable, "-c", STAYS]))
+        jobs.append(job := pool_faults.Job([], folder, before=[sys.executable, "-c", STAY_ALIVE]))
         job.line("ready")
         if number == 1:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         job.end(HANG_SECONDS)
         return []
 
-    campaign = pool_faults.Campaign(pool_faults.Setup(), 5, [("stays", stays, ())])
+    campaign = pool_faults.Campaign(pool_faults.Setup(), 5, [("stays", stay_alive, ())])
     with pytest.raises(KeyboardInterrupt):
         campaign.run(range(5), 2)
     assert len(jobs) <= 2 and not campaign.failures
@@ -99,12 +111,12 @@ def test_an_interrupted_campaign_kills_its_jobs() -> None:
 
 
 def test_a_seed_and_a_number_are_always_the_same_job() -> None:
-    seen: list[tuple[str, float]] = []
+    drawn: list[tuple[str, float]] = []
 
     def act(name: str) -> object:
-        return lambda setup, folder, draw, *words: seen.append((name, draw.random())) or []
+        return lambda setup, folder, draw, *arguments: drawn.append((name, draw.random())) or []
 
     kinds = [(name, act(name), ()) for name in "abc"]
     pool_faults.Campaign(pool_faults.Setup(), 5, kinds).run(range(6), 1)  # type: ignore[arg-type]
     pool_faults.Campaign(pool_faults.Setup(), 5, kinds).run([4], 3)  # type: ignore[arg-type]
-    assert seen[6] == seen[4] == ("b", random.Random(5 * 1_000_003 + 4).random())
+    assert drawn[6] == drawn[4] == ("b", random.Random(5 * 1_000_003 + 4).random())

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.harness.until import HANG_SECONDS
+from tests.harness.until import HANG_SECONDS, until
 
+from warpwell._os import clock
 from warpwell.driver.build import Built, find_parts
 from warpwell.errors import AgentError, DeviceNotFoundError, DriverBuildError
 from warpwell.pool.agent.runtime import Runtime
@@ -20,7 +21,7 @@ from warpwell.pool.launch import cuda_programs, reservation
 from warpwell.pool.launch.options import RunOptions
 from warpwell.pool.launch.reservation import FOLDER, Claim, Reservation, user_of, users
 
-OTHER = """
+CLAIMING_PROGRAM = """
 import sys, time
 from warpwell.pool.launch.reservation import Claim
 try:
@@ -39,12 +40,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def other() -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
-    """``other("GPU-1", "own" or "share")``: another process that claims; returns it and what it said."""
+def claim_elsewhere() -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
+    """``claim_elsewhere("GPU-1", "own" or "share")``: start another process that claims; return it and its answer."""
     started: list[subprocess.Popen[str]] = []
 
     def start(uuid: str, how: str) -> tuple[subprocess.Popen[str], str]:
-        process = subprocess.Popen([sys.executable, "-c", OTHER, uuid, how], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", CLAIMING_PROGRAM, uuid, how], stdout=subprocess.PIPE, text=True
+        )
         started.append(process)
         assert process.stdout is not None
         return process, process.stdout.readline().strip()
@@ -55,11 +58,11 @@ def other() -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
         process.communicate()
 
 
-def test_a_second_job_takes_another_gpu_until_the_first_has_died(other: Callable[..., tuple]) -> None:
-    process, said = other("GPU-1", "own")
-    assert said == "has"
-    taken = users(["GPU-1", "GPU-2"])
-    assert list(taken) == ["GPU-1"] and f"process {process.pid} of user" in taken["GPU-1"]
+def test_a_second_job_takes_another_gpu_until_the_first_has_died(claim_elsewhere: Callable[..., tuple]) -> None:
+    process, answer = claim_elsewhere("GPU-1", "own")
+    assert answer == "has"
+    owners = users(["GPU-1", "GPU-2"])
+    assert list(owners) == ["GPU-1"] and f"process {process.pid} of user" in owners["GPU-1"]
     second = Reservation(["GPU-1", "GPU-2"], 1)
     assert second.poll() == second.poll() == ["GPU-2"]
     second.close()
@@ -95,11 +98,11 @@ def test_a_claim_that_cannot_be_described_is_released(monkeypatch: pytest.Monkey
     assert user_of("GPU-1") is None
 
 
-def test_who_shares_keeps_others_from_having_it_for_themselves(other: Callable[..., tuple]) -> None:
-    mine = Claim("GPU-1")
-    assert other("GPU-1", "share")[1] == "has"
-    assert "is in use by process" in other("GPU-1", "own")[1]
-    mine.free()
+def test_who_shares_keeps_others_from_having_it_for_themselves(claim_elsewhere: Callable[..., tuple]) -> None:
+    claim = Claim("GPU-1")
+    assert claim_elsewhere("GPU-1", "share")[1] == "has"
+    assert "is in use by process" in claim_elsewhere("GPU-1", "own")[1]
+    claim.free()
     with pytest.raises(AgentError, match="is in use"):
         Claim("GPU-1", exclusive=True)
     assert user_of("GPU-1") is not None
@@ -121,12 +124,12 @@ def test_jobs_get_gpus_in_the_order_of_their_tickets(folder: Path) -> None:
     both = Reservation(["GPU-1", "GPU-2"], 2, 60, notes.append)
     third = Reservation(["GPU-2", "GPU-1"], 1, 60, notes.append)
     for _ in range(2):
-        assert not both.poll() and not third.poll()  # GPU-2 is free, but `both` is before
+        assert not both.poll() and not third.poll()  # GPU-2 is free, but `both` is ahead in the queue
     assert len(notes) == 2 and "waiting for 2 GPUs of the 2" in notes[0] and "1 job ahead" in notes[1]
     with pytest.raises(AgentError, match="2 jobs ahead in the queue; wait for them with --wait"):
         Reservation(["GPU-2"], 1).poll()
     assert tickets(folder) == ["1", "2"]
-    unrelated = Reservation(["GPU-3"], 1)  # for a GPU that no job before it wants
+    unrelated = Reservation(["GPU-3"], 1)  # no job ahead in the queue wants this GPU
     assert unrelated.poll() == ["GPU-3"]
     first.close()
     assert not third.poll() and both.poll() == ["GPU-1", "GPU-2"] and not third.poll()
@@ -137,19 +140,19 @@ def test_jobs_get_gpus_in_the_order_of_their_tickets(folder: Path) -> None:
     assert not users(["GPU-1", "GPU-2", "GPU-3"])
 
 
-def test_a_wait_ends_with_the_names_of_the_holders(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_a_wait_ends_with_the_names_of_the_holders(folder: Path) -> None:
     notes: list[str] = []
     holder = Reservation(["GPU-1", "GPU-2"], 2)
     holder.poll()
-    waiting = Reservation(["GPU-1"], 1, 0.2, notes.append)
-    monkeypatch.setattr(reservation, "NOTE_SECONDS", 0.05)
-    until = time.monotonic() + 60
-    with pytest.raises(
-        AgentError, match=rf"GPU-1 is in use by process {os.getpid()} .*GPU-2 is .*not free within 0.2 s"
-    ):
-        while not waiting.poll() and time.monotonic() < until:
-            time.sleep(0.02)
-    assert len(notes) > 2 and not tickets(folder)
+    waiting = Reservation(["GPU-1"], 1, 1000.0, notes.append)
+    for number in range(1, 4):
+        assert not waiting.poll() and len(notes) == number
+        clock.advance(reservation.NOTE_SECONDS)
+    clock.advance(1000.0)
+    match = rf"GPU-1 is in use by process {os.getpid()} .*GPU-2 is .*not free within 1000 s"
+    with pytest.raises(AgentError, match=match):
+        waiting.poll()
+    assert not tickets(folder)
 
 
 JOB = """
@@ -234,7 +237,7 @@ def test_cuda_calls_stay_local_where_the_pool_cannot_serve_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(cuda_programs, "has_driver", lambda _: True)
-    monkeypatch.setattr(cuda_programs.build, "parts", lambda: pytest.fail("nobody needs the layer"))
+    monkeypatch.setattr(cuda_programs.build, "parts", lambda: pytest.fail("no program needs the layer"))
     refused = ({"target": "cpu"}, "--target cpu"), ({"gpus": False}, "has no GPU")
     for options, why in refused:
         assert cuda_programs.prepare(RunOptions(**options), tmp_path, {}, False) is None  # type: ignore[arg-type]
@@ -257,12 +260,13 @@ def test_a_program_of_a_login_node_has_the_gpus_of_other_hosts_if_it_asks_for_th
 def test_a_slow_build_of_the_layer_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def made(seconds: float) -> Built:
-        time.sleep(seconds)
+    def make(is_slow: bool) -> Built:
+        if is_slow:
+            until(lambda: "compiling the layer" in capsys.readouterr().err)
         raise DriverBuildError("there is no compiler")
 
-    monkeypatch.setattr(cuda_programs, "_SILENT", 0.02)
-    for seconds, told in ((0.0, False), (0.2, True)):
-        monkeypatch.setattr(cuda_programs.build, "parts", lambda s=seconds: made(s))
+    for silent_seconds, is_slow in ((HANG_SECONDS, False), (0.02, True)):
+        monkeypatch.setattr(cuda_programs, "_SILENT", silent_seconds)
+        monkeypatch.setattr(cuda_programs.build, "parts", lambda is_slow=is_slow: make(is_slow))
         assert cuda_programs.prepare(RunOptions(), tmp_path, {cuda_programs.DRIVER: "fake"}, False) is None
-        assert ("compiling the layer" in capsys.readouterr().err) == told
+        assert not capsys.readouterr().err

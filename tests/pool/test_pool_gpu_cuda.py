@@ -66,10 +66,10 @@ def test_it_says_what_it_is(devices: Devices) -> None:
 def test_copies_of_all_sizes(devices: Devices, items: int) -> None:
     a = np.random.default_rng(items).random(items)
     x = devices[0].to_device(a)
-    there = devices[1].to_device(x)  # to the CPU's memory, by way of no application
-    again = devices[2].to_device(there)
-    other = devices[0].to_device(again)
-    assert np.array_equal(other.copy_to_host(), a)
+    remote = devices[1].to_device(x)  # to the CPU's memory, by way of no application
+    again = devices[2].to_device(remote)
+    returned = devices[0].to_device(again)
+    assert np.array_equal(returned.copy_to_host(), a)
 
 
 @pytest.mark.parametrize(
@@ -115,14 +115,14 @@ def test_calls_do_not_wait_and_copies_to_the_host_do(devices: Devices) -> None:
     x = gpu.zeros(4, np.int64)
     burn[4](x, 10)
     gpu.synchronize(60)
-    begun = time.monotonic()
+    start = time.monotonic()
     burn[4](x, LONG)
     event = gpu.default_stream.record()
-    issued = time.monotonic() - begun
+    issued = time.monotonic() - start
     assert not event.done
     found = x.copy_to_host()
     assert event.done
-    assert issued < 0.5 * (time.monotonic() - begun)
+    assert issued < 0.5 * (time.monotonic() - start)
     assert len(set(found.tolist())) == 1
 
 
@@ -136,13 +136,13 @@ def test_streams_overlap(devices: Devices) -> None:
     gpu.synchronize(60)
     burn[4, slow](x, LONG)
     event = slow.record()
-    begun = time.monotonic()
+    start = time.monotonic()
     y = gpu.to_device(np.arange(100_000.0))
     z = ww.empty_like(y)
     scale[100_000](y, z, 1.0)
     assert np.array_equal(z.copy_to_host(), np.arange(100_000.0))
     del y, z  # freeing does not wait for the other stream either
-    assert not event.done, time.monotonic() - begun
+    assert not event.done, time.monotonic() - start
     event.synchronize(60)
 
 
@@ -186,7 +186,7 @@ def test_no_room_is_told_and_room_comes_back(devices: Devices) -> None:
     with pytest.raises(errors.RemoteError, match="has no memory for"):
         gpu.empty(total + 1, np.uint8)
         gpu.synchronize(60)
-    for _ in range(4):  # each takes more than half: the one before has to be gone
+    for _ in range(4):  # each takes more than half of the memory, so the previous array must be freed
         x = gpu.empty(int(0.6 * free), np.uint8)
         x[:10].fill(1)
         gpu.synchronize(60)
@@ -228,10 +228,10 @@ def test_launches_a_second(devices: Devices) -> None:
     y = ww.empty_like(x)
     scale[32](x, y, 2.0)
     devices[0].synchronize(60)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(2000):
         scale[32](x, y, 2.0)
     devices[0].synchronize(60)
-    rate = 2000 / (time.perf_counter() - begun)
+    rate = 2000 / (time.perf_counter() - start)
     print(f"{rate:.0f} launches a second")
     assert rate > 1000

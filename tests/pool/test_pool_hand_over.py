@@ -16,7 +16,7 @@ from warpwell.pool.agent.memory_pool import ImportedPool, MemoryPool
 
 
 class Driver:
-    """What a pool asks of CUDA's driver. A pool's descriptor is the one of a pipe."""
+    """The driver calls of a memory pool. The pool's descriptor is a pipe's."""
 
     def __init__(self, room: bool = True, reserved: int = 0) -> None:
         self.reserved = reserved
@@ -70,7 +70,7 @@ class Driver:
 
     def __getattr__(self, name: str) -> Any:
         assert name.startswith("cu")
-        return lambda *given: (0,)
+        return lambda *arguments: (0,)
 
 
 def test_a_pool_goes_to_another_process_as_a_descriptor() -> None:
@@ -97,13 +97,14 @@ def test_a_gpu_whose_pool_cannot_be_shared_has_the_default_one(room: bool, reser
 def test_another_user_gets_and_gives_nothing(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
     name = MemoryPool(driver, 0).name()
-    real = memory_pool._user
+    real = memory_pool.socket_peer
 
-    def user(way: socket.socket) -> int:
-        accepted = way.getsockname() != ""
-        return real(way) + (accepted == (side == "owner"))
+    def peer(connection: socket.socket) -> tuple[int, int]:
+        process, user = real(connection)
+        accepted = connection.getsockname() != ""
+        return process, user + (accepted == (side == "owner"))
 
-    monkeypatch.setattr(memory_pool, "_user", user)
+    monkeypatch.setattr(memory_pool, "socket_peer", peer)
     with pytest.raises((errors.PoolError, ValueError, OSError)):
         ImportedPool(driver, 1, str(name))
     assert not driver.imported
@@ -114,9 +115,9 @@ def test_another_user_gets_and_gives_nothing(side: str, monkeypatch: pytest.Monk
 def test_the_door_stays_open_when_a_visitor_cannot_be_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
     name = str(MemoryPool(driver, 0).name())
-    with contextlib.closing(socket.socket(socket.AF_UNIX)) as way:  # goes at once
-        way.connect("\0" + name)
-    ImportedPool(driver, 1, name)  # the door waits for the next visitor now
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as visitor:  # the visitor disconnects at once
+        visitor.connect("\0" + name)
+    ImportedPool(driver, 1, name)  # so the door has handled the first visitor
     real, failures = socket.socket.accept, [OSError(24, "Too many open files")]
 
     def accept(self: socket.socket) -> Any:

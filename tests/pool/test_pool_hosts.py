@@ -1,4 +1,4 @@
-"""Hosts of a pool: what is read from options, files and Slurm, and who gets how many agents."""
+"""Hosts of a pool from options, files and Slurm, and the number of agents on each."""
 
 from pathlib import Path
 
@@ -63,7 +63,13 @@ def test_host_files_of_either_mpi(tmp_path: Path) -> None:
     ],
 )
 def test_slurm(environ: dict[str, str], hosts: list[Host] | None) -> None:
-    assert slurm_hosts(environ) == hosts
+    assert slurm_hosts(environ, {}) == hosts
+
+
+def test_a_slurm_job_without_a_number_of_tasks_has_an_agent_for_each_gpu() -> None:
+    job = {"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "1(x3)"}
+    assert slurm_hosts(job, {"n1": 8, "n3": 2}) == [Host("n1", 8), Host("n3", 2)]
+    assert slurm_hosts({**job, "SLURM_NTASKS": "3"}, {"n1": 8}) == [Host("n1", 1), Host("n2", 1), Host("n3", 1)]
 
 
 def test_agents_fill_hosts_in_order() -> None:

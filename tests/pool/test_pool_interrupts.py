@@ -9,11 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.harness.pool_agents import pool_of
+from tests.harness.threads import run_threads
 from tests.harness.until import HANG_SECONDS
 
 from warpwell import errors
@@ -48,10 +50,10 @@ def test_ctrl_c_between_the_calls_of_a_copy(devices: Devices, op: Op, monkeypatc
     for connection in devices[0].caller.connections.values():
         post = connection.post_locked
 
-        def interrupted(channel: Any, what: Op, *operands: Any, post: Any = post, **options: Any) -> int:
-            if what == op:
+        def interrupted(channel: Any, posted: Op, *operands: Any, post: Any = post, **options: Any) -> int:
+            if posted == op:
                 signal.raise_signal(signal.SIGINT)
-            number: int = post(channel, what, *operands, **options)
+            number: int = post(channel, posted, *operands, **options)
             return number
 
         monkeypatch.setattr(connection, "post_locked", interrupted)
@@ -80,7 +82,7 @@ def test_a_signal_handler_in_the_middle_of_a_call_is_refused(devices: Devices, m
         monkeypatch.setattr(transport, "send", interrupted)
         with pytest.raises(errors.PoolError, match="signal handler"):
             device.call(nap, 0.0)
-        signal.raise_signal(signal.SIGUSR1)  # between calls it may
+        signal.raise_signal(signal.SIGUSR1)  # the handler may use the device between calls
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert device.call(nap, 0.0).get(30) == 0
@@ -96,11 +98,11 @@ def test_a_signal_handler_copies_in_the_middle_of_a_copy(
     for connection in devices[0].caller.connections.values():
         post = connection.post_locked
 
-        def interrupted(channel: Any, what: Op, *operands: Any, post: Any = post, **options: Any) -> int:
-            if what == op:
+        def interrupted(channel: Any, posted: Op, *operands: Any, post: Any = post, **options: Any) -> int:
+            if posted == op:
                 monkeypatch.undo()
                 signal.raise_signal(signal.SIGUSR1)
-            number: int = post(channel, what, *operands, **options)
+            number: int = post(channel, posted, *operands, **options)
             return number
 
         monkeypatch.setattr(connection, "post_locked", interrupted)
@@ -124,28 +126,31 @@ def test_threads_that_copy_between_the_same_devices(devices: Devices) -> None:
         for _ in range(200):
             to.copy_from(source)
 
-    threads = [threading.Thread(target=copy_often, args=pair) for pair in ((c, b), (d, a)) * 2]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(HANG_SECONDS)
+    run_threads(copy_often, [(c, b), (d, a)] * 2)
     for device in devices:
         device.synchronize(30)
     assert np.array_equal(c.copy_to_host(), np.arange(100) + 1) and np.array_equal(d.copy_to_host(), np.arange(100))
 
 
 @pytest.mark.parametrize("make", [np.zeros, pinned_empty])
-def test_an_array_is_left_alone_after_ctrl_c(devices: Devices, make: Any) -> None:
+def test_an_array_is_left_alone_after_ctrl_c(devices: Devices, make: Any, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
+    def wait_for_gate() -> None:
+        while not gate.exists():
+            time.sleep(0.01)
+
     device = devices[0]
     x, out = device.to_device(np.arange(100_000.0)), make(100_000)
     out[:] = 0
     x.copy_to_host(out)
     out[:] = -1
-    slow = device.call(nap, 1.5)
-    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    slow = device.call(wait_for_gate)
     with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         x.copy_to_host(out)
-    assert slow.get(30) == 1.5
+    gate.touch()
+    slow.get(HANG_SECONDS)
     device.synchronize(30)
     assert (out == -1).all()
 
@@ -155,7 +160,7 @@ def test_a_reply_that_several_wait_for() -> None:
     threads = [threading.Thread(target=lambda: found.append(reply.get("it", 30))) for _ in range(4)]
     for thread in threads:
         thread.start()
-    reply.when_set(lambda _: 1 / 0)  # whoever answers goes on
+    reply.when_set(lambda _: 1 / 0)  # the answering thread continues
     reply.set(7)
     for thread in threads:
         thread.join(HANG_SECONDS)
@@ -168,23 +173,23 @@ def test_a_reply_that_several_wait_for() -> None:
 def test_a_reply_is_there_when_ctrl_c_comes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     reply = Reply()
 
-    class Came:
-        """A lock that is interrupted just after it was taken."""
+    class InterruptingLock:
+        """A lock that is interrupted just after it was taken, when the reply arrived."""
 
         def __init__(self, lock: Any) -> None:
             self.lock, self.release = lock, lock.release
 
         def acquire(self, timeout: float) -> None:
+            threading.Thread(target=reply.set, args=(7,)).start()
             assert self.lock.acquire(timeout=timeout)
             raise KeyboardInterrupt
 
     lock = reply._arrived
-    reply._arrived = Came(lock)  # type: ignore[assignment]
-    threading.Timer(0.05, reply.set, (7,)).start()
+    reply._arrived = InterruptingLock(lock)  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         reply.get("it", 30)
     reply._arrived = lock
-    assert reply.get("it", 5) == 7
+    assert reply.get("it", HANG_SECONDS) == 7
 
 
 def test_streams_that_begin_and_end_while_their_device_is_synchronized(agents: tuple[Devices, list[Agent]]) -> None:
@@ -202,10 +207,10 @@ def test_streams_that_begin_and_end_while_their_device_is_synchronized(agents: t
     try:
         thread.start()
         while thread.is_alive():
-            there = list(results)
+            copied = list(results)
             device.synchronize(30)
-            assert all(result.done for result in there)
-            del results[: len(there)]
+            assert all(result.done for result in copied)
+            del results[: len(copied)]
     finally:
         sys.setswitchinterval(interval)
         thread.join(HANG_SECONDS)
@@ -234,7 +239,7 @@ def test_a_copy_with_a_lost_agent_fails_at_once(agents: tuple[Devices, list[Agen
 
 def test_what_stays_on_its_device_is_not_copied(devices: Devices) -> None:
     x = devices[0].zeros(3)
-    for thing in (x, devices[0].default_stream, devices[0].default_stream.record()):
+    for item in (x, devices[0].default_stream, devices[0].default_stream.record()):
         with pytest.raises(TypeError, match="stays"):
-            copy.copy(thing)
+            copy.copy(item)
     assert not x.copy_to_host().any()

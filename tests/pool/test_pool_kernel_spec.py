@@ -1,4 +1,4 @@
-"""``warpwell pool notebook``: the file that Jupyter reads, and why there is none."""
+"""``warpwell pool notebook``: the file that Jupyter reads, and the reasons for not writing it."""
 
 import importlib.util
 import json
@@ -13,7 +13,7 @@ from warpwell.cli import main
 from warpwell.cli.main import build_parser
 from warpwell.pool.launch.kernel_spec import kernels_folder
 
-CPU = ("--target", "cpu")  # whatever GPUs there are
+CPU = ("--target", "cpu")  # independent of the machine's GPUs
 KERNEL = ["-m", "ipykernel_launcher", "-f", "{connection_file}"]
 
 
@@ -41,9 +41,9 @@ def notebook(*arguments: str) -> int:
 def failing(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Run what must fail for its input; return what it says."""
     assert notebook(*arguments) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith("warpwell: error: ")
-    return said.err
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("warpwell: error: ")
+    return captured.err
 
 
 def spec(folder: Path) -> Any:
@@ -54,17 +54,17 @@ def spec(folder: Path) -> Any:
 def test_what_is_written(jupyter: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert notebook("--agents", "4", *CPU) == 0
     assert "Warpwell (4 agents)" in capsys.readouterr().out
-    wanted = {
+    expected = {
         "argv": [sys.executable, "-m", "warpwell", "run", "--notebook", "--agents", "4", *CPU, *KERNEL],
         "display_name": "Warpwell (4 agents)",
         "language": "python",
         "interrupt_mode": "signal",
     }
-    assert spec(jupyter / "warpwell") == wanted
-    assert notebook("--agents", "1", "--json", *CPU) == 0  # in place of the other
-    said = json.loads(capsys.readouterr().out)
-    assert (said["display_name"], said["folder"]) == ("Warpwell (1 agent)", str(jupyter / "warpwell"))
-    assert spec(jupyter / "warpwell")["argv"] == said["argv"]
+    assert spec(jupyter / "warpwell") == expected
+    assert notebook("--agents", "1", "--json", *CPU) == 0  # replaces the previous kernel spec
+    report = json.loads(capsys.readouterr().out)
+    assert (report["display_name"], report["folder"]) == ("Warpwell (1 agent)", str(jupyter / "warpwell"))
+    assert spec(jupyter / "warpwell")["argv"] == report["argv"]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_its_name_for_people(jupyter: Path, options: tuple[str, ...], title: str
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         {"agents": 3, "hosts": "a:2,b:2"},
         {"hostfile": "hosts.txt"},
@@ -92,24 +92,24 @@ def test_its_name_for_people(jupyter: Path, options: tuple[str, ...], title: str
         {"mpiexec": "./mpiexec"},
         {"mpiexec": "mpiexec.hydra"},
     ],
-    ids=lambda given: "-".join(given),
+    ids=lambda options: "-".join(options),
 )
 def test_run_gets_the_options(
-    jupyter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+    jupyter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hosts.txt").write_text("a slots=8\n")
-    words = [w for key, v in given.items() for w in [f"--{key.replace('_', '-')}", *[str(v)] * (v is not True)]]
-    assert notebook(*words, *(() if "target" in given else CPU)) == 0
+    arguments = [w for key, v in options.items() for w in [f"--{key.replace('_', '-')}", *[str(v)] * (v is not True)]]
+    assert notebook(*arguments, *(() if "target" in options else CPU)) == 0
     argv = spec(jupyter / "warpwell")["argv"]
     found = vars(build_parser().parse_args(argv[3:]))
     default = vars(build_parser().parse_args(["run"]))
     assert found.pop("of_module") == KERNEL[1:]
     assert found.pop("notebook")
     for key in ("hostfile", "mpiexec"):  # a kernel is started in the folder of its notebook
-        if os.sep in str(given.get(key, "")) or key == "hostfile" in given:
-            given = {**given, key: str(tmp_path / given[key])}
-    assert found == {k: v for k, v in {**default, "target": "cpu", **given}.items() if k in found}
+        if os.sep in str(options.get(key, "")) or key == "hostfile" in options:
+            options = {**options, key: str(tmp_path / options[key])}
+    assert found == {k: v for k, v in {**default, "target": "cpu", **options}.items() if k in found}
 
 
 def test_where_it_goes(jupyter: Path, tmp_path: Path) -> None:
@@ -124,14 +124,14 @@ def test_where_it_goes(jupyter: Path, tmp_path: Path) -> None:
     assert notebook("--prefix", str(tmp_path / "p"), *CPU) == 0
     assert spec(tmp_path / "p" / "share" / "jupyter" / "kernels" / "warpwell")
     assert not jupyter.exists()
-    place = ["pool", "notebook", "--sys-prefix"]
-    assert build_parser().parse_args(place).prefix == sys.prefix
-    assert build_parser().parse_args([*place[:2], "--user"]).prefix is None
+    arguments = ["pool", "notebook", "--sys-prefix"]
+    assert build_parser().parse_args(arguments).prefix == sys.prefix
+    assert build_parser().parse_args([*arguments[:2], "--user"]).prefix is None
 
 
 def test_it_is_removed(jupyter: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert notebook("--name", "one", *CPU) == notebook("--name", "two", *CPU) == 0
-    installed(monkeypatch, ipykernel=False)  # is not needed for this
+    installed(monkeypatch, ipykernel=False)  # removal does not need ipykernel
     assert notebook("--remove", "--name", "One") == 0
     assert [path.name for path in jupyter.iterdir()] == ["two"]
     capsys.readouterr()
@@ -156,7 +156,7 @@ def test_a_kernel_of_somebody_else_stays(jupyter: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    ("modules", "said"),
+    ("modules", "message"),
     [
         ({"ipykernel": False}, f"{sys.executable} -m pip install ipykernel\n"),
         ({"mpi4py": False}, f"{sys.executable} -m pip install -e '.[mpi]'\n"),
@@ -168,15 +168,15 @@ def test_what_is_not_installed(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     modules: dict[str, bool],
-    said: str,
+    message: str,
 ) -> None:
     installed(monkeypatch, **modules)
-    assert said in failing(capsys, *CPU)
+    assert message in failing(capsys, *CPU)
     assert not jupyter.exists()
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--agents", "0"], "must be at least 1"),
         (["--hosts", "a:1", "--hostfile", "b"], "one of them"),
@@ -186,9 +186,9 @@ def test_what_is_not_installed(
     ],
 )
 def test_options_that_run_would_refuse(
-    jupyter: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+    jupyter: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
-    assert said in failing(capsys, *options, *CPU)
+    assert message in failing(capsys, *options, *CPU)
     assert not jupyter.exists()
 
 

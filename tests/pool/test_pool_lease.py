@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from tests.harness.until import HANG_SECONDS
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from warpwell import errors
@@ -23,8 +23,8 @@ def devices() -> Iterator[Devices]:
 
 
 def test_a_lease_is_nobody_elses(devices: Devices) -> None:
-    with devices.lease(2) as two, devices.lease() as one:
-        assert {d.index for d in (*two, *one)} == {0, 1, 2}
+    with devices.lease(2) as two, devices.lease() as single:
+        assert {d.index for d in (*two, *single)} == {0, 1, 2}
         with pytest.raises(errors.StallError, match="waited 0 s for 1 devices: 3 are leased"):
             devices.lease(timeout=0)
     again = devices.lease(3, target="cpu", memory=1, host=devices[0].host)
@@ -77,7 +77,6 @@ def test_a_waiting_request_is_ended_by_a_loss(devices: Devices) -> None:
 
 def test_threads_share_fairly(devices: Devices) -> None:
     got = [0] * 4
-    most = threading.Semaphore(0)
     stop = threading.Event()
 
     def work(k: int, count: int) -> None:
@@ -86,17 +85,14 @@ def test_threads_share_fairly(devices: Devices) -> None:
                 assert len(lease) == count
                 got[k] += 1
                 stop.wait(0.002)
-            most.release()
 
     threads = [threading.Thread(target=work, args=(k, 3 if k == 0 else 1)) for k in range(4)]
     for thread in threads:
         thread.start()
-    for _ in range(120):
-        assert most.acquire(timeout=HANG_SECONDS)
+    until(lambda: min(got) >= 10)  # also the thread that needs all devices
     stop.set()
     for thread in threads:
         thread.join(HANG_SECONDS)
-    assert min(got) >= 10  # also the one that needs all of them
 
 
 def test_a_lease_is_a_pool_for_a_scheduler(devices: Devices) -> None:
@@ -114,14 +110,14 @@ def test_a_call_to_several_devices(devices: Devices) -> None:
 def test_failures_of_a_call_to_several_devices(devices: Devices) -> None:
     done = []
 
-    def some(device: ww.pool.device.Device) -> object:
+    def call(device: ww.pool.device.Device) -> object:
         done.append(device.index)
         if device.index == 0:
             raise ValueError("here")
         return device.call(np.linalg.inv, np.zeros((2, 2))) if device.index == 2 else None
 
     with pytest.raises(ValueError, match="here") as caught:
-        ww.broadcast(devices, some)
+        ww.broadcast(devices, call)
     assert done == [0, 1, 2]
     assert any("on device 2: RemoteError" in note for note in caught.value.__notes__)
     devices.synchronize()

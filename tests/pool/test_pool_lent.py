@@ -1,4 +1,4 @@
-"""Pinned arrays that agents map: nothing is sent, and what cannot be mapped is sent after all."""
+"""Pinned arrays that agents map: nothing is sent, but arrays that cannot be mapped are."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def agents() -> Iterator[tuple[Devices, list[Agent]]]:
 
 
 def mappings(agent: Agent) -> int:
-    return sum(isinstance(thing, MappedArray) for thing in list(agent.handles.values()))
+    return sum(isinstance(value, MappedArray) for value in list(agent.handles.values()))
 
 
 def test_nothing_is_sent(agents: tuple[Devices, list[Agent]]) -> None:

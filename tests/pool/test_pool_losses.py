@@ -1,4 +1,4 @@
-"""Agents that go in the middle of something: within seconds, everybody else knows, and goes on."""
+"""Agents that exit during an operation: all other processes notice within seconds, and continue."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,27 +51,27 @@ def raised(call: Callable[[], object]) -> BaseException:
 
 
 def test_answers_that_came_before_a_loss_are_taken() -> None:
-    """The loss is told by another thread, while the one that receives has not come to them."""
-    own, other = local_transports(2)
+    """Another thread reports the loss before the receiving thread has processed the answers."""
+    own, peer = local_transports(2)
     caller = Caller(own)
-    asked = [caller.connections[1].request(None, Op.INFO, Reply) for _ in range(3)]
-    asked[0].when_set(lambda _: time.sleep(0.3))
+    replies = [caller.connections[1].request(None, Op.INFO, Reply) for _ in range(3)]
+    replies[0].when_set(lambda _: time.sleep(0.3))
     for k in (0, 1):
-        other.send(0, pack(Op.REPLY.value, asked[k].number, k))
+        peer.send(0, pack(Op.REPLY.value, replies[k].number, k))
     own.lose(1, "it fell over")
-    assert [asked[k].get("an answer", SECONDS) for k in (0, 1)] == [0, 1]
+    assert [replies[k].get("an answer", SECONDS) for k in (0, 1)] == [0, 1]
     with pytest.raises(errors.DeviceLostError, match="it fell over"):
-        asked[2].get("an answer", SECONDS)
+        replies[2].get("an answer", SECONDS)
     with pytest.raises(errors.DeviceLostError, match="it fell over"):
         caller.connections[1].request(None, Op.INFO, Reply)
     caller.close()
-    other.close()
+    peer.close()
 
 
 def test_a_loss_is_told_beside_others_who_never_pause() -> None:
     own, talks, falls = local_transports(3)
     caller = Caller(own)
-    asked = caller.connections[2].request(None, Op.INFO, Reply)
+    reply = caller.connections[2].request(None, Op.INFO, Reply)
     over = threading.Event()
 
     def talk() -> None:
@@ -82,7 +83,7 @@ def test_a_loss_is_told_beside_others_who_never_pause() -> None:
     own.lose(2, "it fell over")
     try:
         with pytest.raises(errors.DeviceLostError, match="it fell over"):
-            asked.get("an answer", SECONDS)
+            reply.get("an answer", SECONDS)
     finally:
         over.set()
         thread.join(HANG_SECONDS)
@@ -94,22 +95,22 @@ def test_a_loss_is_told_beside_others_who_never_pause() -> None:
 class Fallen(EmulatedDevice):
     """A device whose driver answers no more, from some question on."""
 
-    asked = answers = 0
+    requests = answers = 0
 
     def memory_info(self) -> tuple[int, int]:
-        self.asked += 1
-        if self.asked > self.answers:
+        self.requests += 1
+        if self.requests > self.answers:
             raise OSError("it fell off the bus")
         return super().memory_info()
 
 
 @pytest.mark.parametrize("answers", [0, 2])
 def test_a_device_that_cannot_be_asked(answers: int) -> None:
-    """It is told at once, whether at the start or later, and what does not need it goes on."""
-    own, other = local_transports(2)
+    """The loss is reported at once, at the start or later, and calls that do not need the device continue."""
+    own, peer = local_transports(2)
     device = Fallen()
     device.answers = answers
-    thread = start(Agent(other, device), "fallen")
+    thread = start(Agent(peer, device), "fallen")
     with contextlib.ExitStack() as stack:
         stack.callback(thread.join, 10)
         if not answers:
@@ -117,7 +118,7 @@ def test_a_device_that_cannot_be_asked(answers: int) -> None:
             assert isinstance(error, errors.AgentError) and "it fell off the bus" in str(error)
             return
         devices = stack.enter_context(Devices(own))
-        while device.asked < answers:
+        while device.requests < answers:
             devices[0].memory_info()
         assert "it fell off the bus" in str(raised(devices[0].memory_info))
         assert devices[0].call(len, "abc").get(SECONDS) == 3
@@ -128,14 +129,16 @@ def test_an_agent_goes_in_the_middle_of_copies(delay: float) -> None:
     with Devices(targets=["cpu", "cpu", "cpu"]) as devices:
         buffers = [[device.full(200_000, 10.0 * device.index + k) for k in range(3)] for device in devices]
         devices.synchronize(30)
-        threading.Timer(delay, end, (devices, 1)).start()
+        timer = threading.Timer(delay, end, (devices, 1))
+        timer.start()
         try:
             for k in range(200):
-                one, other = k % 3, (k + 1 + k // 3 % 2) % 3
-                buffers[one][k % 3].copy_from(buffers[other][(k + 1) % 3])
+                target, source = k % 3, (k + 1 + k // 3 % 2) % 3
+                buffers[target][k % 3].copy_from(buffers[source][(k + 1) % 3])
         except errors.DeviceLostError:
             pass
-        error = raised(lambda: [time.sleep(delay), devices[1].synchronize(30), devices[1].synchronize(30)])
+        timer.join()
+        error = raised(lambda: [devices[1].synchronize(30), devices[1].synchronize(30)])
         assert isinstance(error, errors.DeviceLostError | errors.RemoteError)
         for device in (devices[0], devices[2]):
             _settle(device)
@@ -161,7 +164,7 @@ def test_everybody_who_waits_is_told() -> None:
         lost.call(nap, 20.0)
         event = lost.default_stream.record()
         result = lost.call(nap, 0.0)
-        waits: list[Callable[[], object]] = [
+        calls: list[Callable[[], object]] = [
             result.get,
             event.synchronize,
             lambda: event.done and event.synchronize(),
@@ -173,41 +176,41 @@ def test_everybody_who_waits_is_told() -> None:
             lambda: large.copy_from(np.ones(2_000_000)),
         ]
         large = lost.empty(2_000_000, stream=stream)
-        found: list[BaseException | None] = [None] * len(waits)
-        begun = time.monotonic()
+        found: list[BaseException | None] = [None] * len(calls)
+        start = time.monotonic()
 
         def wait(k: int) -> None:
             try:
-                while time.monotonic() < begun + 20:
-                    waits[k]()
+                while time.monotonic() < start + 20:
+                    calls[k]()
             except BaseException as error:
                 found[k] = error
 
         def fill(device: Device) -> None:
-            for _ in range(10_000):  # more than may be under way
+            for _ in range(10_000):  # more calls than may be in flight
                 x.fill(1.0)
 
-        threads = [threading.Thread(target=wait, args=(k,)) for k in range(len(waits))]
+        threads = [threading.Thread(target=wait, args=(k,)) for k in range(len(calls))]
         for thread in threads:
             thread.start()
         time.sleep(0.2)
         end(devices, 0)
         for thread in threads:
             thread.join(SECONDS)
-        assert [type(error) for error in found] == [errors.DeviceLostError] * len(waits)
+        assert [type(error) for error in found] == [errors.DeviceLostError] * len(calls)
         assert {error.device for error in found if isinstance(error, errors.DeviceLostError)} == {0}
 
 
 def test_a_copy_that_one_side_cannot_do_is_told_by_the_leading_one() -> None:
     with Devices(targets=["cpu", "cpu"]) as devices:
-        none, some = devices[0].empty(1 << 50, np.uint8), devices[1].zeros(1 << 20, np.uint8)
-        part = none[: 1 << 20]
+        unbacked, backed = devices[0].empty(1 << 50, np.uint8), devices[1].zeros(1 << 20, np.uint8)
+        part = unbacked[: 1 << 20]
         with pytest.raises(errors.RemoteError, match="allocation"):
             devices[0].synchronize(30)
-        # where the failed side leads, the copy is skipped as every call is that uses what was not allocated
-        for stream, told in ((None, 1), (devices[1].stream(), 2), (devices[0].stream(), 0)):
-            some.copy_from(part, stream)
-            part.copy_from(some, stream)
+        # If the stream of the failed side leads, the copy is skipped, like any call that uses the missing allocation.
+        for stream, expected in ((None, 1), (devices[1].stream(), 2), (devices[0].stream(), 0)):
+            backed.copy_from(part, stream)
+            part.copy_from(backed, stream)
             failures = 0
             for device in devices:
                 try:
@@ -215,18 +218,25 @@ def test_a_copy_that_one_side_cannot_do_is_told_by_the_leading_one() -> None:
                 except errors.RemoteError as error:
                     failures += 1 + len([n for n in error.__notes__ if n.startswith("then: ")])
                     assert "has no memory for" in str(error)
-            assert failures == told
-        some.fill(3)
-        assert (devices[0].to_device(some).copy_to_host() == 3).all()
+            assert failures == expected
+        backed.fill(3)
+        assert (devices[0].to_device(backed).copy_to_host() == 3).all()
 
 
-def test_ctrl_c_gives_a_copy_up() -> None:
+def test_ctrl_c_gives_a_copy_up(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
+    def wait_for_gate() -> None:
+        while not gate.exists():
+            time.sleep(0.01)
+
     with Devices(targets=["cpu"]) as devices:
         x = devices[0].zeros(500_000)
         devices[0].synchronize(30)
-        devices[0].call(nap, 0.3)
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        devices[0].call(wait_for_gate)
         with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
             x.copy_to_host()
+        gate.touch()
         devices[0].synchronize(SECONDS)
         assert not x.copy_to_host().any()

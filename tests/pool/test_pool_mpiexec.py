@@ -1,4 +1,4 @@
-"""The line that starts a job, and who gets which GPU."""
+"""The mpiexec command of a job, and the GPU of each rank."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""What calls of a pool refuse, and say why; nothing of it reaches a device."""
+"""Options that calls of a pool refuse with a reason; none of the calls reaches a device."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ ODD: list[tuple[Callable[[Any], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "said"), ODD, ids=[said for _, said in ODD])
-def test_odd_options_are_refused(devices: Devices, call: Callable[[Any], object], said: str) -> None:
+@pytest.mark.parametrize(("call", "message"), ODD, ids=[message for _, message in ODD])
+def test_odd_options_are_refused(devices: Devices, call: Callable[[Any], object], message: str) -> None:
     (device,) = devices
-    with pytest.raises((errors.ArgumentError, errors.DTypeError), match=said):
+    with pytest.raises((errors.ArgumentError, errors.DTypeError), match=message):
         call(device)
     device.synchronize(30)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"count": 1.5}, "count is 1.5"),
         ({"count": 0}, "at least"),
@@ -77,8 +77,8 @@ def test_odd_options_are_refused(devices: Devices, call: Callable[[Any], object]
         ({"timeout": INF}, "timeout is inf"),
     ],
 )
-def test_leases_that_cannot_be(devices: Devices, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(errors.ArgumentError, match=said):
+def test_leases_that_cannot_be(devices: Devices, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.ArgumentError, match=message):
         devices.lease(**options)
     devices.lease(1, timeout=0).release()
 

@@ -18,7 +18,7 @@ from warpwell.targets.arguments.overlaps import Span, together
 @ww.kernel
 def step(x, y):
     i = gpu.grid(1)
-    if i == 0:  # one thread: the order in which several see each other's items is nobody's to say
+    if i == 0:  # one thread: several threads see each other's items in an undefined order
         for k in range(y.size):
             y[k] = x[k] + 1
 
@@ -94,16 +94,16 @@ def test_tasks_on_a_pool(devices: Devices) -> None:
 
 
 def test_bytes_between_the_items_stay_as_they_are() -> None:
-    whole = np.zeros((4, 4), np.int64)
-    left, part = whole[:, :2], whole[1:3, :1]
+    matrix = np.zeros((4, 4), np.int64)
+    left, part = matrix[:, :2], matrix[1:3, :1]
     (group,) = together([left, 3, part])
     span = Span(group)
     copy = np.full(span.pad + span.bytes.size, 255, np.uint8)
     copy[span.pad :] = span.bytes
-    whole[:, 3] = 7  # by another thread, meanwhile
+    matrix[:, 3] = 7  # as another thread could do in the meantime
     np.ndarray(part.shape, part.dtype, copy, span.offset_of(part), part.strides)[:] = 5
     span.bring_back(copy)
-    assert whole.tolist() == [[0, 0, 0, 7], [5, 0, 0, 7], [5, 0, 0, 7], [0, 0, 0, 7]]
+    assert matrix.tolist() == [[0, 0, 0, 7], [5, 0, 0, 7], [5, 0, 0, 7], [0, 0, 0, 7]]
 
 
 def test_what_shares_nothing_is_not_together() -> None:

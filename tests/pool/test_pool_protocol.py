@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 import textwrap
 import threading
+import types
 from pathlib import Path
+from types import SimpleNamespace
 
+import cloudpickle
 import numpy as np
 import pytest
 from hypothesis import given
@@ -49,8 +53,8 @@ def test_arguments_arrive_as_they_were(values: list[object]) -> None:
 
 
 def test_handles_are_resolved_in_tuples_too() -> None:
-    thing = object()
-    packed = protocol.pack_arguments([(thing, 1), thing], lambda value: 7 if value is thing else None)
+    handle = object()
+    packed = protocol.pack_arguments([(handle, 1), handle], lambda value: 7 if value is handle else None)
     assert protocol.unpack_arguments(packed, lambda handle: f"object {handle}") == [("object 7", 1), "object 7"]
 
 
@@ -123,19 +127,40 @@ def test_code_has_a_key_of_its_content() -> None:
 def test_kernels_arrive_with_their_options_and_helpers() -> None:
     kernel = code.deserialize(code.Code.of(uses).data)
     assert (kernel.max_registers, kernel.block, kernel.__name__) == (40, None, "uses")
-    there = kernel.function.__globals__["helper"]
+    received = kernel.function.__globals__["helper"]
     from warpwell.targets.device import is_device
 
-    assert is_device(there) and is_device(kernel.function)
+    assert is_device(received) and is_device(kernel.function)
     changed = code.deserialize(code.Code.of(uses).data, {"WEIGHTS": np.full(3, 9)})
     assert changed.function.__globals__["helper"](1) == 10
 
 
+class FilesReplaced(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle 3.1.3, in earlier versions, too."""
+
+    def reducer_override(self, value: object) -> object:
+        if isinstance(value, types.CodeType) and value.co_filename != "<dynamic-code>":
+            return copy.copy, (value.replace(co_filename="<dynamic-code>"),)
+        return super().reducer_override(value)
+
+
+def test_code_arrives_with_the_names_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "cloudpickle", lambda: SimpleNamespace(**{**vars(cloudpickle), "Pickler": FilesReplaced}))
+    code._code_pickler.cache_clear()
+    try:
+        kernel = ww.kernel(uses.function)
+        received = code.deserialize(code.Code.of(kernel).data).function
+    finally:
+        code._code_pickler.cache_clear()
+    assert received is not uses.function
+    assert {f.__code__.co_filename for f in (received, received.__globals__["helper"])} == {__file__}
+
+
 def test_cuda_source_arrives_whole() -> None:
     source = ww.CudaSource('extern "C" __global__ void f(float *x) {}', "f", {"x": "float32*"}, options=["-DN=4"])
-    there = code.deserialize(code.Code.of(source).data)
-    assert (there.code, there.name, there.options) == (source.code, "f", ("-DN=4",))
-    assert there.parameters == source.parameters
+    received = code.deserialize(code.Code.of(source).data)
+    assert (received.code, received.name, received.options) == (source.code, "f", ("-DN=4",))
+    assert received.parameters == source.parameters
 
 
 def test_modules_of_the_user_travel_by_value(tmp_path: Path) -> None:
@@ -206,13 +231,13 @@ def test_objects_of_a_device_become_handles() -> None:
 
 
 def test_milestones_come_once() -> None:
-    milestone, seen = Milestone(), []
-    milestone.when_set(lambda m: seen.append(m.value))
+    milestone, values = Milestone(), []
+    milestone.when_set(lambda m: values.append(m.value))
     milestone.set(3)
     milestone.set(4)
     milestone.fail(KeyError())
-    milestone.when_set(lambda m: seen.append(m.value))
-    assert seen == [3, 3]
+    milestone.when_set(lambda m: values.append(m.value))
+    assert values == [3, 3]
     assert milestone.get("it", alive=lambda: None) == 3
 
 
@@ -220,11 +245,11 @@ def test_waits_end() -> None:
     with pytest.raises(errors.StallError, match=r"waited 0.01 s for a thing"):
         Milestone().wait("a thing", 0.01, lambda: None)
 
-    def gone() -> None:
+    def end() -> None:
         raise errors.DeviceLostError("gone")
 
     with pytest.raises(errors.DeviceLostError):
-        Milestone().wait("a thing", 60, gone)
+        Milestone().wait("a thing", 60, end)
 
 
 def test_the_bound_of_waits_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,9 @@
-"""Names of what agents can make: those that come with Warpwell are there from the start, and may be taken."""
+"""Names of objects that agents can create, and imports on first use."""
 
 import os
 import signal
 import threading
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,52 +13,34 @@ import warpwell
 from warpwell import errors, registry
 
 
-@pytest.fixture(autouse=True)
-def put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "_paths", {kind: dict(paths) for kind, paths in registry._paths.items()})
-    yield
-
-
 def test_names() -> None:
     for name in ("open", "create", "cache", "array part", "store", "scheduler"):
-        assert callable(registry.load(registry.path_of("service", name)))
-    assert registry.path_of("service", "some.module:thing") == "some.module:thing"
+        assert callable(registry.load(registry.path_of(name)))
+    assert registry.path_of("some.module:thing") == "some.module:thing"
     with pytest.raises(errors.ArgumentError, match=r"unknown service 'none': choose one of .*open"):
-        registry.path_of("service", "none")
+        registry.path_of("none")
+    with pytest.raises(errors.ArgumentError, match="'module:callable'"):
+        registry.path_of("a:b:c")
 
 
-@pytest.mark.parametrize("kind", ["stand-in", "scheduler"])
-def test_every_path_that_comes_with_warpwell_leads_to_something(kind: str) -> None:
-    for path in registry._paths[kind].values():
+def test_every_path_of_a_class_leads_to_one() -> None:
+    for path in registry.stand_ins.values():
         assert isinstance(registry.load(path), type)
-
-
-def test_a_name_that_somebody_has_taken_stays_theirs() -> None:
-    registry.register("service", "cache", "mine:Cache")
-    registry.load(registry.path_of("stand-in", "open"))  # importing what comes with Warpwell registers nothing again
-    assert registry.path_of("service", "cache") == "mine:Cache"
-    registry.register("service", "cache", "mine:Other")
-    assert registry.path_of("service", "cache") == "mine:Other"
-
-
-def test_a_path_names_a_module_and_an_attribute() -> None:
-    with pytest.raises(errors.ArgumentError, match="give 'module:callable'"):
-        registry.register("service", "cache", "mine.Cache")
 
 
 def test_a_module_of_a_program_may_use_warpwell_in_other_threads_while_it_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = (
+    source = (
         "import threading, warpwell",
         "thread = threading.Thread(target=lambda: warpwell.rows, daemon=True)",
         "thread.start()",
         "thread.join(10)",
         "def ended(): return not thread.is_alive()",
     )
-    (tmp_path / "of_a_program.py").write_text("\n".join(lines))
+    (tmp_path / "of_a_program.py").write_text("\n".join(source))
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(vars(warpwell), "rows", raising=False)  # as if nobody had used it yet
+    monkeypatch.delitem(vars(warpwell), "rows", raising=False)  # as if it had not been used yet
     assert registry.load("of_a_program:ended")()
 
 
@@ -76,7 +57,8 @@ def test_a_forked_child_imports_although_a_thread_was_importing(monkeypatch: pyt
     thread.start()
     held.wait(HANG_SECONDS)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: it is what is tested
+        # Python warns about fork() with threads, which this test needs.
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
         signal.alarm(10)

@@ -6,14 +6,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.harness.until import HANG_SECONDS
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from warpwell import errors, gpu
@@ -22,8 +22,10 @@ from warpwell.pool.devices import Devices
 from warpwell.remote import PoolHandle, PoolScheduler
 from warpwell.remote.placement import Chain, Member, Placements
 from warpwell.remote.scheduler_agent import AgentScheduler
-from warpwell.scheduler import Profile, Scheduler, State
+from warpwell.scheduler import Profile, Scheduler
 from warpwell.scheduler.data_order import DataOrder
+from warpwell.scheduler.extend import State
+from warpwell.targets.primitives import SYSTEM, backoff, load_acquire
 
 
 @ww.kernel
@@ -47,6 +49,16 @@ def spin(x, rounds):
     for k in range(rounds):
         s = (s * 1103515245 + k) & 0x7FFFFFFF
     x[i] = s
+
+
+@ww.kernel
+def increment_after(gate, x):
+    """Wait for a number at an address in this process, where the agents are, too."""
+    attempt = 0
+    while load_acquire(gate, SYSTEM) == 0:
+        backoff(attempt)
+        attempt += 1
+    x[gpu.grid(1)] += 1
 
 
 @ww.kernel
@@ -77,7 +89,7 @@ def test_tasks_with_arrays_of_this_process_go_anywhere(scheduler: Scheduler) -> 
     assert isinstance(scheduler, PoolScheduler)
     arrays = [np.arange(1000) + k for k in range(12)]
     handles = [scheduler.submit(double[1000], a) for a in arrays]
-    wait(handles, 60)
+    wait(handles, HANG_SECONDS)
     for k, (array, handle) in enumerate(zip(arrays, handles, strict=True)):
         assert handle.result(0) is None and handle.state is State.DONE
         assert np.array_equal(array, 2 * (np.arange(1000) + k))
@@ -114,12 +126,12 @@ def test_buffers_may_be_freed_behind_a_task(scheduler: Scheduler, devices: Devic
 def test_requests_run_in_order(scheduler: Scheduler, devices: Devices) -> None:
     x, y = np.ones(300), np.zeros(300)
     handles = scheduler.submit_many([(double[300], x), (add[300], x, y), (add[300], x, y)]).handles
-    wait(handles, 60)
+    wait(handles, HANG_SECONDS)
     assert (y == 4).all() and (x == 2).all()
-    there = devices[1].to_device(x)
-    handles = scheduler.submit_many([(double[300], there)] * 5, name="five").handles
-    wait(handles, 60)
-    assert (there.copy_to_host() == 64).all()
+    remote = devices[1].to_device(x)
+    handles = scheduler.submit_many([(double[300], remote)] * 5, name="five").handles
+    wait(handles, HANG_SECONDS)
+    assert (remote.copy_to_host() == 64).all()
     last = scheduler.submit(double[300], x, after=handles)
     last.result(HANG_SECONDS)
     assert (x == 4).all()
@@ -157,8 +169,11 @@ def test_what_cannot_be_is_told_at_once(scheduler: Scheduler, devices: Devices) 
     source = ww.CudaSource('extern "C" __global__ void f(double *x) { x[0] = 1; }', "f", {"x": "float64*"})
     with pytest.raises(errors.DeviceNotFoundError, match="needs a GPU"):
         scheduler.submit(source[1, 32], x)
-    with pytest.raises(errors.ArgumentError, match="the scheduler does not use"), Scheduler(devices=devices[:1]) as one:
-        one.submit(double[1], devices[1].zeros(1))
+    with (
+        pytest.raises(errors.ArgumentError, match="the scheduler does not use"),
+        Scheduler(devices=devices[:1]) as started,
+    ):
+        started.submit(double[1], devices[1].zeros(1))
 
 
 def test_options_are_checked_where_they_count(devices: Devices) -> None:
@@ -172,7 +187,7 @@ def test_options_are_checked_where_they_count(devices: Devices) -> None:
         Scheduler(devices=[devices[0], devices[0]])
     with pytest.raises(errors.ArgumentError, match="omit it"):
         Scheduler("cpu", devices=devices)
-    devices.synchronize()  # nothing of this is told again
+    devices.synchronize()  # these errors are not raised again
 
 
 def test_a_failing_kernel_says_where(scheduler: Scheduler, tmp_path: Path, devices: Devices) -> None:
@@ -190,8 +205,11 @@ def test_a_failing_kernel_says_where(scheduler: Scheduler, tmp_path: Path, devic
         assert any("on device 1" in note for note in caught.value.__notes__)
         assert handle.state is State.FAILED
         later = scheduler.submit(double[1], out, after=handle)
-        with pytest.raises(CancelledError):
+        with pytest.raises(
+            CancelledError, match="task 'double' was cancelled, because task 'beyond' failed"
+        ) as refused:
             later.result(HANG_SECONDS)
+        assert refused.value.__cause__ is caught.value
     devices.synchronize()
 
 
@@ -214,23 +232,25 @@ def test_a_task_is_cancelled(devices: Devices) -> None:
 
 def test_the_last_task_of_a_request_is_cancelled(devices: Devices) -> None:
     with Scheduler(devices=devices[:1], limit=1) as scheduler:
-        x, y = np.ones(64, np.int64), np.ones(64, np.int64)
-        launches = [(double[64], x), (spin[64], y, 20_000_000), (double[64], x)]
+        x, y, gate = np.ones(64, np.int64), np.ones(64, np.int64), np.zeros(1, np.int64)
+        launches = [(double[64], x), (increment_after[64], gate.ctypes.data, y), (double[64], x)]
         first, second, third = scheduler.submit_many(launches).handles
-        while second.state is State.WAITING:
-            time.sleep(0.001)
-        assert not first.done() and third.cancel()
+        try:
+            until(lambda: second.state is not State.WAITING)
+            assert not first.done() and third.cancel()
+        finally:
+            gate[0] = 1
         first.result(HANG_SECONDS)
         second.result(HANG_SECONDS)
-        assert third.cancelled() and (x == 2).all() and (y != 1).any()
+        assert third.cancelled() and (x == 2).all() and (y == 2).all()
 
 
 def test_a_task_whose_arrays_are_on_their_way_is_cancelled(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
-    goes, go_on = threading.Event(), threading.Event()
+    transfer_started, go_on = threading.Event(), threading.Event()
 
     def held(call: Any) -> Any:
         def calls(self: Any, *args: Any, **options: Any) -> Any:
-            goes.set()
+            transfer_started.set()
             assert go_on.wait(HANG_SECONDS)
             return call(self, *args, **options)
 
@@ -238,27 +258,68 @@ def test_a_task_whose_arrays_are_on_their_way_is_cancelled(devices: Devices, mon
 
     with Scheduler(devices=devices[:1]) as scheduler:
         assert isinstance(scheduler, PoolScheduler)
-        there, x = devices[0].to_device(np.ones(4)), np.ones(4)
+        remote, x = devices[0].to_device(np.ones(4)), np.ones(4)
         with monkeypatch.context() as patch:
             patch.setattr(Device, "to_device", held(Device.to_device))
             handle = scheduler.submit(double[4], x, name="none")
-            assert goes.wait(HANG_SECONDS) and handle.state is State.WAITING
+            assert transfer_started.wait(HANG_SECONDS) and handle.state is State.WAITING
             assert handle.cancel() and handle.cancelled()
             go_on.set()
-            scheduler.submit(double[4], np.ones(4)).result(HANG_SECONDS)  # behind it, in the device's thread
+            scheduler.submit(double[4], np.ones(4)).result(HANG_SECONDS)  # queued after it, in the device's thread
             assert isinstance(handle, PoolHandle) and handle.chain.arrays is None
         assert (x == 1).all() and "none" not in {event.name for event in scheduler.logs()[devices[0].index].events}
-        goes.clear()
+        transfer_started.clear()
         go_on.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(Stream, "wait", held(Stream.wait))  # in place of arrays that travel
-            first, second, third = scheduler.submit_many([(double[4], there)] * 3).handles
-            assert goes.wait(HANG_SECONDS) and second.cancel()
+            patch.setattr(Stream, "wait", held(Stream.wait))  # stands for arrays in transit
+            first, second, third = scheduler.submit_many([(double[4], remote)] * 3).handles
+            assert transfer_started.wait(HANG_SECONDS) and second.cancel()
             go_on.set()
             first.result(HANG_SECONDS)
-        assert second.cancelled() and third.cancelled() and (there.copy_to_host() == 2).all()
+        assert second.cancelled() and third.cancelled() and (remote.copy_to_host() == 2).all()
         member = scheduler._placements.members[0]
         assert not member.chains and member.seconds == 0
+
+
+class TracedLock:
+    """A lock that calls a function of a thread each time the thread has released it."""
+
+    def __init__(self) -> None:
+        self._lock, self.released = threading.RLock(), dict[int, Callable[[], object]]()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+        self.released.get(threading.get_ident(), lambda: None)()
+
+
+def test_a_cancelled_task_is_not_sent_at_the_same_time(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, go_on, sent = threading.Event(), threading.Event(), threading.Event()
+    with Scheduler(devices=devices[:1]) as scheduler:
+        assert isinstance(scheduler, PoolScheduler)
+        placements, lock, x = scheduler._placements, TracedLock(), devices[0].to_device(np.ones(4))
+        send = placements._send
+
+        def held(chain: Chain, member: Member) -> None:
+            ready.set()
+            assert go_on.wait(HANG_SECONDS)
+            send(chain, member)
+            sent.set()
+
+        def let_send() -> None:
+            del lock.released[threading.get_ident()]
+            go_on.set()
+            assert sent.wait(HANG_SECONDS)
+
+        monkeypatch.setattr(placements, "_lock", lock)
+        monkeypatch.setattr(placements, "_send", held)
+        handle = scheduler.submit(double[4], x)
+        assert ready.wait(HANG_SECONDS)
+        lock.released[threading.get_ident()] = let_send
+        assert handle.cancel() and handle.cancelled()
+    assert (x.copy_to_host() == 1).all()
 
 
 def test_tenants_and_load(devices: Devices) -> None:
@@ -277,11 +338,11 @@ def test_tenants_and_load(devices: Devices) -> None:
         gate.settle(None)
         long.result(HANG_SECONDS)
     with Scheduler(devices=devices[:2]) as scheduler:
-        heavy = [np.ones(64, np.int64) for _ in range(8)]
-        first = scheduler.submit(spin[64], heavy[0], 5_000_000, profile=Profile(seconds=100.0))
-        others = [scheduler.submit(double[64], a, profile=Profile(seconds=1.0)) for a in heavy[1:]]
+        heavy = [np.ones(64, np.int64) for _ in range(7)]
+        first = scheduler.submit(spin[4096], np.ones(4096, np.int64), 3_000_000, profile=Profile(seconds=100.0))
+        handles = [scheduler.submit(double[64], a, profile=Profile(seconds=1.0)) for a in heavy]
         assert isinstance(first, PoolHandle) and first.device is not None
-        assert all(isinstance(h, PoolHandle) and h.device is not first.device for h in others)
+        assert all(isinstance(h, PoolHandle) and h.device is not first.device for h in handles)
         first.cancel()
 
 
@@ -300,9 +361,9 @@ def test_logs_and_inspect(scheduler: Scheduler) -> None:
 def test_what_a_lost_device_had_runs_elsewhere() -> None:
     with Devices(targets=["cpu", "cpu"]) as pool, Scheduler(devices=pool, policy="first-come", limit=1) as scheduler:
         x = np.ones(4096, np.int64)
-        there = pool[1].zeros(4096, np.int64)
-        slow = scheduler.submit(spin[4096], there, 1_000_000)
-        queued = scheduler.submit(double[4096], there)
+        remote = pool[1].zeros(4096, np.int64)
+        slow = scheduler.submit(spin[4096], remote, 1_000_000)
+        queued = scheduler.submit(double[4096], remote)
         host = []
         for _ in range(6):
             host.append(scheduler.submit(spin[4096], x.copy(), 10_000, profile=Profile(seconds=1.0)))
@@ -319,7 +380,7 @@ def test_what_a_lost_device_had_runs_elsewhere() -> None:
         again.result(HANG_SECONDS)
         assert isinstance(again, PoolHandle) and again.device is pool[0]
         with pytest.raises(errors.TaskLostError):
-            scheduler.submit(double[4096], there).result(HANG_SECONDS)
+            scheduler.submit(double[4096], remote).result(HANG_SECONDS)
         lose(pool[0])
         with pytest.raises(errors.TaskLostError, match="no remaining device"):
             scheduler.submit(double[4096], x).result(HANG_SECONDS)
@@ -389,7 +450,7 @@ def test_a_signal_handler_submits_a_task_within_a_submit(scheduler: Scheduler, m
 def test_a_source_whose_only_gpu_is_lost_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     source = ww.CudaSource('extern "C" __global__ void f(double *x) { x[0] = 1; }', "f", {"x": "float64*"})
     with Devices(targets=["cpu", "cpu"]) as pool, Scheduler(devices=pool) as scheduler:
-        pool[0].target = "cuda"  # as far as its place is concerned
+        pool[0].target = "cuda"  # makes the scheduler place it like a GPU
         copy_arguments = Member.copy_arguments
 
         def copies(member: Member, chain: Chain, handles: Any) -> Any:
@@ -399,12 +460,12 @@ def test_a_source_whose_only_gpu_is_lost_is_lost(monkeypatch: pytest.MonkeyPatch
 
         monkeypatch.setattr(Member, "copy_arguments", copies)
         gate: Any = PoolHandle(None, scheduler.task(double[4], np.ones(4)), 0)  # type: ignore[arg-type]
-        late = scheduler.submit(source[1, 32], np.ones(4), after=gate)
+        pending = scheduler.submit(source[1, 32], np.ones(4), after=gate)
         with pytest.raises(errors.TaskLostError, match=r"device 0 is gone \(killed by a test\)"):
             scheduler.submit(source[1, 32], np.ones(4)).result(HANG_SECONDS)
         gate.settle(None)
         with pytest.raises(errors.TaskLostError, match="no remaining device can run it"):
-            late.result(HANG_SECONDS)
+            pending.result(HANG_SECONDS)
         x = np.ones(4)
         scheduler.submit(double[4], x).result(HANG_SECONDS)
         assert (x == 2).all()
@@ -422,18 +483,18 @@ def test_what_fails_in_a_devices_thread_is_told_and_the_thread_goes_on(
                 handle.result(HANG_SECONDS)
         assert any("'mine'" in note for note in caught.value.__notes__)
         patch.undo()
-        told: list[Any] = []
-        patch.setattr(threading, "excepthook", told.append)
+        errors_raised: list[Any] = []
+        patch.setattr(threading, "excepthook", errors_raised.append)
         handle = scheduler.submit(double[4], x)
-        handle.add_done_callback(lambda _: sys.exit(3))  # no `Exception`: it is logged all the same
+        handle.add_done_callback(lambda _: sys.exit(3))  # SystemExit is not an Exception, and is logged nevertheless
         handle.result(HANG_SECONDS)
         scheduler.submit(double[4], x).result(HANG_SECONDS)
-        assert told == []
+        assert errors_raised == []
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(k, marks=pytest.mark.slow) for k in (2, 3))])
 def test_losses_at_random_moments(seed: int) -> None:
-    """Every task with arrays of this process runs to its end, and what it wrote is as if it had run once."""
+    """Every task with arrays of this process runs to its end, and its results are as if it had run once."""
     random = np.random.default_rng(seed)
     with Devices(targets=["cpu", "cpu", "cpu"]) as pool, Scheduler(devices=pool) as scheduler:
         arrays, handles, sums = [], [], []
@@ -447,7 +508,7 @@ def test_losses_at_random_moments(seed: int) -> None:
             handles += scheduler.submit_many([(double[300], x), (add[300], x, y), (add[300], x, y)]).handles
             if random.random() < 0.2:
                 time.sleep(0.01)
-        wait(handles, 60)
+        wait(handles, HANG_SECONDS)
         assert all(h.exception(0) is None for h in handles)
         assert all((x == 2 * k).all() and (y == 4 * k).all() for k, (x, y) in enumerate(zip(arrays, sums, strict=True)))
 
@@ -490,7 +551,7 @@ def test_many_threads_and_callbacks_submit(devices: Devices) -> None:
             thread.join(HANG_SECONDS)
         while len(done) < 40:
             time.sleep(0.01)
-        wait([handle for handle, _ in done], 60)
+        wait([handle for handle, _ in done], HANG_SECONDS)
         assert len(done) == 40 and all((x == 4).all() for _, x in done)
 
 
@@ -499,7 +560,7 @@ def test_waiting_arrays_do_not_fill_the_device(devices: Devices, monkeypatch: py
     with Scheduler(devices=devices[:2]) as scheduler:
         arrays = [np.full(100, k) for k in range(20)]
         handles = [scheduler.submit(double[100], a) for a in arrays]
-        wait(handles, 60)
+        wait(handles, HANG_SECONDS)
         assert all((a == 2 * k).all() for k, a in enumerate(arrays))
         x, y = np.ones(100, np.int64), np.zeros(100, np.int64)
         wait(scheduler.submit_many([(double[100], x), (add[100], x, y), (double[100], y)]).handles, 60)
@@ -514,11 +575,11 @@ def test_who_drops_it_starts_no_thread(make: Any, monkeypatch: pytest.MonkeyPatc
     dropped = make()
     started: list[str] = []
     closed = threading.Event()
-    there = threading.Thread.start
+    real_start = threading.Thread.start
 
     def start(thread: threading.Thread) -> None:
         started.append(threading.current_thread().name)
-        there(thread)
+        real_start(thread)
         closed.set()
 
     monkeypatch.setattr(threading.Thread, "start", start)

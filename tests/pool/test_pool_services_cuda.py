@@ -51,9 +51,9 @@ def test_tasks_on_a_gpu_and_the_cpu() -> None:
     with Devices(targets=["cuda", "cpu"]) as devices, Scheduler(devices=devices) as scheduler:
         arrays = [np.full(1000, k) for k in range(12)]
         handles = [scheduler.submit(double[1000], a) for a in arrays]
-        there = devices[0].to_device(np.arange(1000))
-        on_gpu = scheduler.submit(double[1000], there)
+        remote = devices[0].to_device(np.arange(1000))
+        on_gpu = scheduler.submit(double[1000], remote)
         for handle in [*handles, on_gpu]:
             handle.result(60)
         assert all((a == 2 * k).all() for k, a in enumerate(arrays))
-        assert np.array_equal(there.copy_to_host(), 2 * np.arange(1000))
+        assert np.array_equal(remote.copy_to_host(), 2 * np.arange(1000))

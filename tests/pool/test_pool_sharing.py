@@ -1,4 +1,4 @@
-"""What an agent keeps for others, and what it opened of theirs, ends when it can be of no use to anybody."""
+"""Memory that an agent shares, and peers' memory that it opened, is released when no process can use it."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class _Agent:
 
     def __init__(self) -> None:
         self.runtime = Runtime()
-        self.told: list[tuple[Any, ...]] = []
+        self.messages: list[tuple[Any, ...]] = []
 
     def send(self, op: Op, *operands: Any, to: int) -> None:
-        self.told.append((op, *operands, to))
+        self.messages.append((op, *operands, to))
 
     def later(self, call: Callable[[], None]) -> None:
         call()
 
     def helper(self) -> Any:
         class Helper:
-            def put(self, *given: Any) -> None:
-                threading.Thread(target=given[4], args=(None,), daemon=True).start()
+            def put(self, *arguments: Any) -> None:
+                threading.Thread(target=arguments[4], args=(None,), daemon=True).start()
 
         return Helper()
 
@@ -61,10 +61,10 @@ def test_what_a_lost_sender_can_reach_is_kept_until_its_process_has_ended() -> N
     sharing.offer(19, BufferView(DeviceMemory(agent.runtime, 100), 0, np.dtype("u1"), (100,)), 3)
     del memory
     sharing.lost(2)
-    assert sharing.count() == {"held": 2, "ending": 0, "open": 0}, "it may go on writing"
+    assert sharing.count() == {"held": 2, "ending": 0, "open": 0}, "the peer may still write"
     sharing.ended(2)
     assert sharing.count() == {"held": 1, "ending": 0, "open": 0}, "as the other one may"
-    assert agent.told == [], "no process is left to be told"
+    assert agent.messages == [], "no process is left to notify"
 
 
 def test_a_block_is_freed_when_all_who_opened_it_have_closed_it() -> None:
@@ -77,7 +77,7 @@ def test_a_block_is_freed_when_all_who_opened_it_have_closed_it() -> None:
         sharing.answered(copy)
     del memory, view
     gc.collect()
-    assert agent.told == [(Op.RELEASE, number, 2), (Op.RELEASE, number, 4)]
+    assert agent.messages == [(Op.RELEASE, number, 2), (Op.RELEASE, number, 4)]
     sharing.released(4, number)
     assert sharing.count()["ending"] == 1
     sharing.released(4, number)
@@ -92,9 +92,9 @@ def test_nothing_is_offered_to_a_sender_that_was_lost_while_the_stream_was_busy(
     view = BufferView(DeviceMemory(agent.runtime, 100), 0, np.dtype("u1"), (100,))
     assert sharing.offer(1, view, 2) is not None
     sharing.answered(1)
-    sharing.ended(2)  # before the transport has noticed it
+    sharing.ended(2)  # the process has exited, and the transport has not noticed it
     assert sharing.offer(3, view, 2) is None
-    sharing.lost(4)  # before it was offered anything
+    sharing.lost(4)  # peer 4 is lost before the first offer to it
     assert sharing.offer(5, view, 4) is None
     del view
     gc.collect()
@@ -123,9 +123,9 @@ def test_copies_that_are_answered_while_a_sender_ends_are_no_matter() -> None:
     class Answering(int):
         """The rank of a sender; when it is compared, the main loop hears the end of another copy."""
 
-        def __eq__(self, other: object) -> bool:
+        def __eq__(self, compared: object) -> bool:
             sharing.answered(8)
-            return int(self) == other
+            return int(self) == compared
 
         __hash__ = int.__hash__
 
@@ -167,14 +167,14 @@ def test_the_main_loop_does_not_wait_for_memory_that_is_being_opened(monkeypatch
     opening = threading.Thread(target=_open, args=(sharing, offer))
     opening.start()
     assert entered.wait(HANG_SECONDS)
-    told = threading.Thread(target=lambda: (sharing.released(2, 1), sharing.release(2, 1), sharing.lost(2)))
-    told.start()
-    told.join(HANG_SECONDS)
-    waits = told.is_alive()
+    messages = threading.Thread(target=lambda: (sharing.released(2, 1), sharing.release(2, 1), sharing.lost(2)))
+    messages.start()
+    messages.join(HANG_SECONDS)
+    is_waiting = messages.is_alive()
     leave.set()
     opening.join()
-    told.join()
-    assert not waits
+    messages.join()
+    assert not is_waiting
 
 
 def _open(sharing: PeerMemory, offer: Any) -> None:
@@ -204,25 +204,25 @@ def test_memory_of_another_process(piece: int, monkeypatch: pytest.MonkeyPatch) 
         assert child.stdin is not None and child.stdout is not None
         try:
             process, address, proof, block = child.stdout.readline().split()
-            way = int(process), int(address), bytes.fromhex(proof)
+            access = int(process), int(address), bytes.fromhex(proof)
             try:
-                other = HostAccess(*way)
+                opened = HostAccess(*access)
             except OSError as error:
                 if error.errno not in (errno.EPERM, errno.ENOSYS):
                     raise
                 pytest.skip("the kernel allows no process to reach another's memory (ptrace_scope, seccomp)")
             with pytest.raises(errors.PoolError, match="not the agent that exported"):
-                HostAccess(way[0], way[1], bytes(16))
+                HostAccess(access[0], access[1], bytes(16))
             with pytest.raises(OSError, match="memory of process"):
-                HostAccess(way[0], 8, way[2])
+                HostAccess(access[0], 8, access[2])
             source = np.tile(np.arange(256, dtype=np.uint8), 4096)
-            other.put(None, other.open(int(block)) + 3, int(source.ctypes.data), (1 << 20) - 8)
+            opened.put(None, opened.open(int(block)) + 3, int(source.ctypes.data), (1 << 20) - 8)
             child.stdin.write("\n")
             child.stdin.flush()
             assert child.stdout.readline().strip() == "[1, 1, 1] True [1, 1, 1, 1, 1]"
             child.kill()
             child.wait()
             with pytest.raises(OSError, match="memory of process"):
-                other.put(None, int(block), int(source.ctypes.data), 8)
+                opened.put(None, int(block), int(source.ctypes.data), 8)
         finally:
             child.kill()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.harness.until import until
+from tests.harness.threads import until_blocked
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from warpwell import errors, gpu
@@ -21,9 +25,10 @@ def wrong(x):
     x[i] = x.no_such_thing
 
 
-def nap(seconds: float) -> float:
-    time.sleep(seconds)
-    return seconds
+def wait_for_file(path: str) -> bool:
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    return True
 
 
 @pytest.fixture(scope="module")
@@ -32,17 +37,18 @@ def devices() -> Iterator[Devices]:
         yield found
 
 
-def test_a_closed_stream_is_waited_for_by_its_device(devices: Devices) -> None:
-    device = devices[0]
+def test_a_closed_stream_is_waited_for_by_its_device(devices: Devices, tmp_path: Path) -> None:
+    device, gate = devices[0], tmp_path / "gate"
     with device.stream() as stream:
-        slow = device.call(nap, 1.2, stream=stream)
+        slow = device.call(wait_for_file, str(gate), stream=stream)
         wrong[4, stream](device.zeros(4, stream=stream))
         event = stream.record()
     assert not slow.done
+    gate.touch()
     with pytest.raises(errors.RemoteError, match="launch of 'wrong'"):
         device.synchronize(30)
     assert slow.done and event.done
-    event.synchronize(1)
+    event.synchronize(HANG_SECONDS)
     with pytest.raises(errors.ClosedError):
         stream.synchronize()
 
@@ -56,17 +62,17 @@ def test_what_fails_after_its_stream_was_closed_is_raised_by_the_default_one(dev
     for seconds in (0.0, 0.2):
         stream = device.stream()
         device.call(fail_late, seconds, stream=stream)
-        time.sleep(0.1)  # the first one has failed by then
+        time.sleep(0.1)  # the call with 0 s fails before the stream is closed
         stream.close()
         with pytest.raises(errors.RemoteError, match=f"after {seconds} s"):
             device.synchronize(60)
-        device.synchronize(60)  # once
+        device.synchronize(60)  # the error is raised only once
         stream = device.stream()
         result = device.call(fail_late, seconds, stream=stream)
         stream.close()
         with pytest.raises(errors.RemoteError, match=f"after {seconds} s"):
             result.get(60)
-        device.synchronize(60)  # it was raised
+        device.synchronize(60)  # `get` has raised the error
 
 
 def test_a_stream_that_nobody_holds_ends(devices: Devices) -> None:
@@ -78,6 +84,7 @@ def test_a_stream_that_nobody_holds_ends(devices: Devices) -> None:
     del stream
     gc.collect()
     until(lambda: len(device.query_agent()["lanes"]) == lanes)
+    device.synchronize(HANG_SECONDS)  # the copy is of another stream, which does not wait for the zeros
     assert not x.copy_to_host().any()
 
 
@@ -94,17 +101,25 @@ def codes(devices: Devices) -> int:
     return len(devices[0].connection._codes)
 
 
-def test_calls_are_counted_with_bytes_and_waits(devices: Devices) -> None:
-    device = devices[0]
+def test_calls_are_counted_with_bytes_and_waits(devices: Devices, tmp_path: Path) -> None:
+    device, gate = devices[0], tmp_path / "gate"
     before = device.trace()
     x = device.to_device(np.zeros(1_000_000))
     x.copy_to_host()
-    device.call(nap, 0.1)
-    device.synchronize(30)
+    main_thread = threading.current_thread()
+
+    def end_later() -> None:
+        until_blocked(main_thread)
+        time.sleep(0.1)
+        gate.touch()
+
+    device.call(wait_for_file, str(gate))
+    threading.Thread(target=end_later).start()
+    device.synchronize(HANG_SECONDS)
     after = device.trace()
 
     def more(name: str) -> tuple[float, ...]:
         return tuple(b - a for a, b in zip(before.get(name, (0, 0, 0.0)), after[name], strict=True))
 
     assert more("WRITE_BULK")[:2] == more("READ_BULK")[:2] == (1, 8_000_000)
-    assert more("SYNCHRONIZE")[0] == 1 and 0.05 < more("SYNCHRONIZE")[2] < 5
+    assert more("SYNCHRONIZE")[0] == 1 and 0.05 < more("SYNCHRONIZE")[2] < HANG_SECONDS

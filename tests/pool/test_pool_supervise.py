@@ -137,7 +137,7 @@ def test_nothing_of_a_member_outlives_the_job(supervised: Make, tmp_path: Path, 
         assert supervisor.until("status") == -9
     assert supervisor.end() == {"end": 0, "close": 1, "kill": -9}[how]
     until(lambda: all(map(has_exited, [supervisor.member, *children])))
-    assert folder.exists() == later.exists() == (how == "kill")  # the job goes on
+    assert folder.exists() == later.exists() == (how == "kill")  # the job continues
 
 
 def test_a_member_dies_with_its_supervisor(supervised: Make) -> None:
@@ -168,10 +168,10 @@ def test_messages_reach_the_member_and_a_program_that_it_executes_is_still_the_m
 
 
 @pytest.mark.parametrize("is_deaf", [False, True])
-def test_mpiexec_may_end_by_itself_before_it_is_killed(supervised: Make, is_deaf: bool) -> None:
+def test_mpiexec_may_end_by_itself_before_it_is_killed(supervised: Make, tmp_path: Path, is_deaf: bool) -> None:
     code = f"import os, signal, time; signal.signal(15, signal.SIG_IGN if {is_deaf} else lambda *_: os._exit(0))\n"
-    supervisor = supervised("mpiexec", code + "print('up', flush=True); time.sleep(600)")
-    time.sleep(0.3)
+    supervisor = supervised("mpiexec", code + f"open({str(tmp_path / 'up')!r}, 'w'); time.sleep(600)")
+    until((tmp_path / "up").exists)
     began = time.monotonic()
     supervisor.launcher.send(end=True)
     assert supervisor.end() == 0
@@ -194,7 +194,7 @@ def test_a_peer_that_does_not_read_gets_nothing_more_but_is_received_from(monkey
         while not connection._broken:
             connection.send(text="x" * 100_000)
         connection.send(text="more")
-        assert own_end.gettimeout() is None  # for the thread that receives
+        assert own_end.gettimeout() is None  # the receiving thread must not time out
         peer.sendall(json.dumps({"alive": True}).encode() + b"\n")
         assert connection.receive() == [{"alive": True}]
 
@@ -267,7 +267,7 @@ def test_processes_that_are_late_are_named_stopped_ones_first(monkeypatch: pytes
     sent: dict[int, dict[str, Any]] = {rank: {"rank": rank, "pid": rank} for rank in range(4)}
     made._ranks = {rank: type("Known", (), {"facts": sent[rank]})() for rank in (0, 1, 3)}
     sent[0]["compiling"] = True
-    made._check_start(60.0)  # that time does not count
+    made._check_start(60.0)  # the time of compiling does not count
     sent[0]["compiling"] = False
     made._check_start(64.9)
     with pytest.raises(AgentError, match=r"after 5 s: agent 2 of .*\), agent 1 .*, process 1\), agent 3"):

@@ -19,7 +19,7 @@ def test_order_and_timeouts() -> None:
     for k in range(5):
         queue.put(k)
     assert [queue.get(timeout=0) for _ in range(5)] == list(range(5))
-    for timeout in (0, 0.05):  # the first finds that the lock was left open
+    for timeout in (0, 0.05):  # the first get() finds that the lock was left unlocked
         with pytest.raises(Empty):
             queue.get(timeout=timeout)
     queue.put(7)
@@ -43,11 +43,11 @@ def test_a_put_wakes_who_waits() -> None:
 
 @pytest.mark.slow
 def test_timeouts_of_microseconds_end() -> None:
-    """`queue.SimpleQueue` sleeps for ever after some ten thousand of these, on cores that others use too."""
+    """`queue.SimpleQueue` sleeps without end after about ten thousand of these, on shared cores."""
     queue: TimedQueue[int] = TimedQueue()
     stop = threading.Event()
-    others = [threading.Thread(target=lambda: [None for _ in iter(stop.is_set, True)], daemon=True) for _ in range(2)]
-    for thread in others:
+    spinning = [threading.Thread(target=lambda: [None for _ in iter(stop.is_set, True)], daemon=True) for _ in range(2)]
+    for thread in spinning:
         thread.start()
     for number in range(20_000):
         queue.put(number)

@@ -95,19 +95,19 @@ def test_the_parts_of_a_pipeline_overlap() -> None:
         device = devices[0]
         data = np.ones(32 << 20, np.uint8)
         seconds: dict[bool, float] = {True: math.inf, False: math.inf}
-        for pipelined in (True, False) * 4:  # the shortest times: what else runs here only adds to them
+        for pipelined in (True, False) * 4:  # the shortest times: other load only adds to them
             device.transfers = Tuning(pipelined=pipelined)
             buffer = device.to_device(data)
             device.synchronize()
-            begun = time.perf_counter()
+            start = time.perf_counter()
             buffer.copy_from(data)
             device.synchronize()
-            seconds[pipelined] = min(seconds[pipelined], time.perf_counter() - begun)
+            seconds[pipelined] = min(seconds[pipelined], time.perf_counter() - start)
         assert min(seconds.values()) >= 0.9 * data.nbytes / 1e9
         assert seconds[True] < 1.25 * seconds[False]
 
 
-class Late(EmulatedDevice):
+class LateDevice(EmulatedDevice):
     """A device on which functions leave their work in the stream, as those do that use CuPy."""
 
     def call(self, stream: Any, function: Any, arguments: Any, options: Any) -> Any:
@@ -131,14 +131,14 @@ def test_staging_memory_that_may_still_be_written_to_is_not_used_again() -> None
 
 
 def test_an_empty_copy_is_in_the_order_of_both_devices() -> None:
-    with pool_of(Late(5e9, jitter=0.2, seed=4) for _ in range(2)) as (made, _):
+    with pool_of(LateDevice(5e9, jitter=0.2, seed=4) for _ in range(2)) as (made, _):
         a, b = (device.to_device(np.arange(8)) for device in made)
-        for one, other in ((a, b), (b, a)):
-            for to, origin in ((one, other), (other, one)):
-                one.device.call(double, one)
-                before = one.device.default_stream.record()
+        for left, right in ((a, b), (b, a)):
+            for to, origin in ((left, right), (right, left)):
+                left.device.call(double, left)
+                before = left.device.default_stream.record()
                 to.device.copy(to[3:3], origin[5:5])
-                other.device.default_stream.record().synchronize(60)
+                right.device.default_stream.record().synchronize(60)
                 assert before.done
         assert np.array_equal(a.copy_to_host(), 4 * np.arange(8))
 
@@ -146,6 +146,6 @@ def test_an_empty_copy_is_in_the_order_of_both_devices() -> None:
 @pytest.mark.parametrize("programs", [5, pytest.param(100, marks=pytest.mark.slow)])
 def test_random_programs_where_kernels_copies_and_functions_come_late(programs: int) -> None:
     """Streams overtake each other, as on a GPU that is shared, wherever calls do not order them."""
-    late = (Late(5e9, jitter=2e-3, seed=k) for k in range(3))
-    with pool_of(late) as (made, _), np.errstate(over="ignore"):
+    devices = (LateDevice(5e9, jitter=2e-3, seed=k) for k in range(3))
+    with pool_of(devices) as (made, _), np.errstate(over="ignore"):
         run(made, programs, seed=12, steps=60)

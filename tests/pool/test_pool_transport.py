@@ -1,4 +1,4 @@
-"""Transports within a process, regions, and what is common to all transports."""
+"""Transports within a process, regions, and code that all transports share."""
 
 import contextlib
 import ctypes
@@ -34,14 +34,16 @@ class TestLocalTransport(TransportConformance):
 def test_a_lost_peer_fails_what_waits_for_it() -> None:
     first, second = local_transports(2)
     get = first.get(1, 4, Region.over(np.zeros(8, np.uint8)))
-    told: list[tuple[int, str]] = []
-    first.on_lost(lambda peer, reason: told.append((peer, reason)))
-    threading.Timer(0.05, first.lose, (1, "it fell over")).start()
+    losses: list[tuple[int, str]] = []
+    first.on_lost(lambda peer, reason: losses.append((peer, reason)))
+    timer = threading.Timer(0.05, first.lose, (1, "it fell over"))
+    timer.start()
     with pytest.raises(DeviceLostError, match="it fell over"):
         get.wait(1, HANG_SECONDS)
+    timer.join()
     with pytest.raises(DeviceLostError, match="rank 1 is gone: it fell over"):
         first.send(1, b"")
-    assert get.done and told == [(1, "it fell over")] and first.lost() == {1: "it fell over"}
+    assert get.done and losses == [(1, "it fell over")] and first.lost() == {1: "it fell over"}
     first.close()
     second.close()
 
@@ -82,9 +84,9 @@ def test_there_is_nobody_else() -> None:
 @given(st.integers(0, 10_000), st.integers(1, 999), st.none() | st.integers(1, 9))
 def test_chunks_of_a_region_cover_it(nbytes: int, chunk: int, slots: int | None) -> None:
     region = Region(1000, nbytes, chunk, slots)
-    places = [region.locate(k) for k in range(region.chunks)]
-    assert sum(part for _, part in places) == nbytes and all(0 < part <= chunk for _, part in places)
-    for k, (address, part) in enumerate(places):
+    parts = [region.locate(k) for k in range(region.chunks)]
+    assert sum(part for _, part in parts) == nbytes and all(0 < part <= chunk for _, part in parts)
+    for k, (address, part) in enumerate(parts):
         assert address == 1000 + (k if slots is None else k % slots) * chunk
         assert part == chunk or k == region.chunks - 1
 
@@ -107,16 +109,16 @@ def test_messages_survive_fragments(sizes: list[int], seed: int) -> None:
     pack, unpack = native(mpi_loop.pack), native(mpi_loop.unpack)
     random = Random(seed)
     messages = [random.randbytes(size) for size in sizes]
-    whole, peer = np.zeros(mpi_loop.GLOBAL_WORDS, np.int64), np.zeros(mpi_loop.PEER_BYTES // 8, np.int64)
+    global_words, peer = np.zeros(mpi_loop.GLOBAL_WORDS, np.int64), np.zeros(mpi_loop.PEER_BYTES // 8, np.int64)
     outbox, inbox = np.zeros((40, 2), np.int64), np.zeros((40, 3), np.int64)
     fragment = np.zeros(mpi_loop.FRAGMENT // 8, np.int64)
-    g, p, at = (int(words.ctypes.data) for words in (whole, peer, fragment))
+    g, p, at = (int(area.ctypes.data) for area in (global_words, peer, fragment))
     libc = ctypes.CDLL(None)
     libc.free.argtypes = [ctypes.c_void_p]
-    for place, function in ((mpi_loop.G_MALLOC, libc.malloc), (mpi_loop.G_SYSCALL, libc.syscall)):
-        whole[place // 8] = ctypes.cast(function, ctypes.c_void_p).value or 0
-    whole[mpi_loop.G_FUTEX // 8] = FUTEX
-    whole[[mpi_loop.G_INBOX // 8, mpi_loop.G_INBOX_SLOTS // 8]] = inbox.ctypes.data, len(inbox)
+    for offset, function in ((mpi_loop.G_MALLOC, libc.malloc), (mpi_loop.G_SYSCALL, libc.syscall)):
+        global_words[offset // 8] = ctypes.cast(function, ctypes.c_void_p).value or 0
+    global_words[mpi_loop.G_FUTEX // 8] = FUTEX
+    global_words[[mpi_loop.G_INBOX // 8, mpi_loop.G_INBOX_SLOTS // 8]] = inbox.ctypes.data, len(inbox)
     peer[[mpi_loop.P_OUT // 8, mpi_loop.P_OUT_SLOTS // 8]] = outbox.ctypes.data, len(outbox)
     peer[[mpi_loop.P_OFFSET // 8, mpi_loop.P_FILLED // 8]] = -1
     for k, message in enumerate(messages):
@@ -130,7 +132,7 @@ def test_messages_survive_fragments(sizes: list[int], seed: int) -> None:
         assert mpi_loop.HEADER <= used <= mpi_loop.FRAGMENT
         fragment[1] = used - mpi_loop.HEADER
         unpack(g, p, at)
-        while len(got) < whole[mpi_loop.G_INBOX_TAIL // 8]:
+        while len(got) < global_words[mpi_loop.G_INBOX_TAIL // 8]:
             _, address, nbytes = inbox[len(got)].tolist()
             got.append(ctypes.string_at(address, nbytes))
             libc.free(address)
@@ -156,7 +158,7 @@ def test_a_peer_is_lost_if_there_is_no_memory_for_its_message() -> None:
 
 
 def test_a_tag_is_given_out_again_once_its_copy_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwell.pool.transport.transport.TAGS", 8)  # of which agents have the second half
+    monkeypatch.setattr("warpwell.pool.transport.transport.TAGS", 8)  # agents use the second half of the tags
     assert [Tags(1).new(1, 0)] == [4]
     tags = Tags()
     assert [tags.new(0, 1) for _ in range(6)] == [0, 1, 2, 3, 0, 1] and tags.new(1, 0) == 0
@@ -179,11 +181,15 @@ def test_ctrl_c_frees_no_message_that_waits() -> None:
             raise KeyboardInterrupt
 
     transport = object.__new__(MpiTransport)
-    words = np.zeros(mpi_loop.PEER_BYTES // 8, np.int64)
-    words[[mpi_loop.P_OUT_HEAD // 8, mpi_loop.P_OUT_TAIL // 8]] = 1, 2
-    transport._block, transport._unsent, transport._freed = {1: words}, {1: Interrupted([b"sent", b"waits"])}, {1: 0}
+    peer_words = np.zeros(mpi_loop.PEER_BYTES // 8, np.int64)
+    peer_words[[mpi_loop.P_OUT_HEAD // 8, mpi_loop.P_OUT_TAIL // 8]] = 1, 2
+    transport._block, transport._unsent, transport._freed = (
+        {1: peer_words},
+        {1: Interrupted([b"sent", b"waits"])},
+        {1: 0},
+    )
     transport._outbox = {}
-    for _ in range(2):  # the second call would free what waits, and find no place for its own message
+    for _ in range(2):  # a second call would free the waiting message, and find no place for its own
         with contextlib.suppress(KeyboardInterrupt, KeyError):
             transport._post(1, b"next")
     assert b"waits" in transport._unsent[1]
@@ -191,13 +197,13 @@ def test_ctrl_c_frees_no_message_that_waits() -> None:
 
 def test_a_signal_wakes_and_a_change_is_never_missed() -> None:
     signal = Signal()
-    seen = signal.value
+    last_value = signal.value
     signal.raise_()
-    signal.sleep(seen, 1e6)  # changed already
-    seen = signal.value
+    signal.sleep(last_value, 1e6)  # returns at once: the value has changed
+    last_value = signal.value
     threading.Timer(0.02, signal.raise_).start()
-    while signal.value == seen:
-        signal.sleep(seen, 1e6)
+    while signal.value == last_value:
+        signal.sleep(last_value, 1e6)
 
 
 def test_a_processor_without_futex_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

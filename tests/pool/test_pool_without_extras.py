@@ -1,4 +1,4 @@
-"""A program of one process uses its devices with nothing installed but what Warpwell needs."""
+"""A program of one process uses its devices with only Warpwell's requirements installed."""
 
 import os
 import re

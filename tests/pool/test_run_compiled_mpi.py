@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from tests.harness.until import until
 from lab.driver import build
 from warpwell.driver.build import compiler
 
-from .runs import Start, start
+from .runs import SOURCES, Start, start
 
 __all__ = ["start"]
 
@@ -109,14 +108,14 @@ def test_a_program_that_is_killed_by_a_signal(start: Start, program: Path) -> No
 
 def test_a_script_ends_with_its_children_when_the_job_must(start: Start, tmp_path: Path) -> None:
     script = tmp_path / "script"
-    script.write_text("#!/bin/sh\ntrap '' INT\nprintf '%s\\n' \"up $*\"\nsleep 600\nexit 5\n")
+    text = "#!/bin/sh\ntrap 'echo interrupted' INT\nprintf '%s\\n' \"up $*\"\nsleep 600 &\nwhile :; do wait $!; done\n"
+    script.write_text(text)
     script.chmod(0o755)
     run = start("--agents", "1", str(script), "a", "-b c")
     assert run.line("up") == ["a", "-b", "c"]
     until(lambda: run.find("sleep"))
     run.process.send_signal(signal.SIGINT)
-    time.sleep(0.2)
-    assert run.process.poll() is None
+    assert run.line("interrupted") == [] and run.process.poll() is None
     run.process.send_signal(signal.SIGINT)
     assert run.end() == 130
     run.nothing_is_left()
@@ -132,6 +131,45 @@ def test_a_static_runtime_is_refused_before_anything_starts(start: Start, tmp_pa
     run.nothing_is_left()
     local = start("--agents", "1", "--cuda", "local", str(tmp_path / "prog"))
     assert (local.end(), local.errors) == (0, "")
+
+
+NO_DRIVER = (
+    "import sys\nif sys.argv[:1] == ['-m']:\n    import warpwell.libcuda\n    warpwell.libcuda.driver = lambda: None\n"
+)
+
+
+def test_a_program_for_cuda_starts_with_a_note_on_a_host_without_a_driver(
+    start: Start, program: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NO_DRIVER)
+    environ = {"PYTHONPATH": f"{tmp_path}:{SOURCES}"}
+    run = start("--explain-refused", str(program), "alone", environ=environ)
+    assert (run.end(), run.output) == (9, "error 100\n")
+    assert run.errors.splitlines() == [
+        f"warpwell: note: {program} uses CUDA, which needs an NVIDIA driver, and this host has no CUDA driver; "
+        "install one",
+        "warpwell: no CUDA call of the program went to the pool, because this host has no CUDA driver",
+    ]
+    run = start("--cuda", "pool", str(program), "alone", environ=environ)
+    assert run.end() == 2
+    assert run.errors == (
+        "warpwell: error: --cuda pool is not possible: this host has no CUDA driver; install NVIDIA's driver, name "
+        "hosts with GPUs in --hosts, or omit --cuda pool to run only Warpwell's kernels\n"
+    )
+    run.nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--cuda", "local"), "--cuda local was given"),
+        (("--target", "cpu"), "no agent has a GPU with --target cpu"),
+    ],
+)
+def test_the_reason_why_no_call_went_to_the_pool(start: Start, options: tuple[str, ...], reason: str) -> None:
+    run = start("--agents", "1", "--explain-refused", *options, "-c", "pass")
+    assert run.end() == 0
+    assert run.errors == f"warpwell: no CUDA call of the program went to the pool, because {reason}\n"
 
 
 def test_a_library_with_nvidias_runtime_ends_a_python_program(start: Start, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A CUDA program under ``warpwell run`` has the agents' GPUs, here those of the fake driver, and leaves no worker."""
+"""A CUDA program under ``warpwell run`` has the agents' GPUs, here of the fake driver, and leaves no worker."""
 
 import contextlib
 import json
@@ -33,20 +33,20 @@ def workers(mark: str) -> list[int]:
 
 
 def served(mark: str) -> set[int]:
-    """Numbers of the devices whose workers have a client: it has a ring, a spare one has none."""
+    """Numbers of the devices whose workers have a client and therefore a ring; a spare worker has no ring."""
     found = set()
     for pid in workers(mark):
         with contextlib.suppress(OSError, ValueError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if "warpwell-ring" in Path(f"/proc/{pid}/maps").read_text():
-                found.add(int(words[words.index(b"--ordinal") + 1]))
+                found.add(int(arguments[arguments.index(b"--ordinal") + 1]))
     return found
 
 
 def paths(pid: int) -> list[str]:
     """Return the folders in which a process looks for libraries."""
-    words = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
-    return next((word.partition("=")[2] for word in words if word.startswith("LD_LIBRARY_PATH=")), "").split(":")
+    variables = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return next((word.partition("=")[2] for word in variables if word.startswith("LD_LIBRARY_PATH=")), "").split(":")
 
 
 def test_a_program_has_the_devices_of_all_agents_and_its_workers_end_with_it(start: Start) -> None:
@@ -57,7 +57,8 @@ def test_a_program_has_the_devices_of_all_agents_and_its_workers_end_with_it(sta
     run.line("waits")
     assert run.output.split("\n")[:2] == ["device 0 True", "device 1 True"]
     assert served(mark) == {0, 1}
-    assert paths(run.find("cuda_program.py")[-1])[1:] == paths(run.find("agent_main")[-1])  # those of mpiexec, too
+    # Including the paths that mpiexec adds.
+    assert paths(run.find("cuda_program.py")[-1])[1:] == paths(run.find("agent_main")[-1])
     assert not any(b"WARPWELL_POOL" in Path(f"/proc/{pid}/environ").read_bytes() for pid in workers(mark))
     top = [sys.executable, "-m", "warpwell", "pool", "top", "--json"]
     shown = subprocess.run(top, env={**os.environ, "TMPDIR": str(run.folder)}, capture_output=True, check=True).stdout
@@ -110,7 +111,7 @@ def test_a_program_that_executes_another_keeps_its_devices(start: Start, tmp_pat
     where = ["--agents", "2", "--target", "cpu"]
     if away:
         where, environ = list(over_mpi.HOSTS), over_mpi.emulated(tmp_path, build.build().fake)
-    # the new program does not know of MPI, so agents hear nothing more
+    # The executed program does not use MPI, so the agents receive no more messages.
     run = start(*where, str(PROGRAMS / "cuda_exec.py"), environ={**environ, "WARPWELL_POOL_TIMEOUT": "1"})
     assert run.end() == 0, run.errors
     assert run.output == f"right {4 if away else 2}\n"
@@ -129,15 +130,15 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_random_programs_are_right_over_mpi_and_wait_for_a_late_communicator(delays: None) -> None:
-    late = {"communicator_main.py": {"near.begin(tr": '__import__("time").sleep(1.0); near.begin(tr'}}
-    assert over_mpi.programs(0, 20, "--threads", "2", changes=late, seconds=60) == "20 programs are right\n"
+    changes = {"communicator_main.py": {"near.begin(tr": '__import__("time").sleep(1.0); near.begin(tr'}}
+    assert over_mpi.programs(0, 20, "--threads", "2", changes=changes) == "20 programs are right\n"
 
 
 @pytest.mark.slow
 def test_many_random_programs_are_right_over_mpi(delays: None) -> None:
     assert over_mpi.programs(0, 500) == "500 programs are right\n"
-    said = over_mpi.programs(500, 700, "--threads", "4", devices=4, changes=over_mpi.LIMITS)
-    assert said == "200 programs are right\n"
+    output = over_mpi.programs(500, 700, "--threads", "4", devices=4, changes=over_mpi.LIMITS)
+    assert output == "200 programs are right\n"
 
 
 @pytest.mark.slow
@@ -147,4 +148,4 @@ def test_planted_faults_between_hosts_are_found_over_mpi(fault: str, delays: Non
     try:
         assert over_mpi.programs(100, 200, "--threads", "4", changes=changes, seconds=50) != "100 programs are right\n"
     except subprocess.TimeoutExpired:
-        pass  # who is not woken
+        pass  # a planted fault may leave a process asleep

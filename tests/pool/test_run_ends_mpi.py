@@ -1,4 +1,4 @@
-"""In whatever way an application, an agent or a launcher ends: `run` says so, and no process or file is left."""
+"""`run` reports each end of an application, an agent or a launcher, and no process or file is left."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from tests.harness.until import until
 
 from lab.campaigns.interrupts_pool import POOL, left
 from lab.campaigns.marked import command_of
+from warpwell.pool.launch.versions import PROTOCOL
 
 from .runs import PROGRAMS, Run, Start, planted, start
 
@@ -19,7 +20,7 @@ __all__ = ["start"]
 
 
 @pytest.mark.parametrize(
-    ("how", "status", "said"),
+    ("how", "status", "message"),
     [
         pytest.param(["normal"], 0, "", marks=pytest.mark.slow),
         (["raise"], 1, "ValueError: on purpose"),
@@ -30,14 +31,14 @@ __all__ = ["start"]
         pytest.param(["signal", "SIGSEGV"], 139, "", marks=pytest.mark.slow),
     ],
 )
-def test_an_application_that_ends(start: Start, how: list[str], status: int, said: str) -> None:
+def test_an_application_that_ends(start: Start, how: list[str], status: int, message: str) -> None:
     run = start("--agents", "2", ENDING, *how)
     run.line("up")
     assert run.end() == status
-    assert said in run.errors
+    assert message in run.errors
     run.nothing_is_left()  # run returns when all have ended
-    if status < 128 and not said.startswith("ValueError"):
-        assert run.errors.strip() == said
+    if status < 128 and not message.startswith("ValueError"):
+        assert run.errors.strip() == message
 
 
 @pytest.mark.slow
@@ -156,6 +157,12 @@ def test_a_launcher_that_is_killed_before_mpiexec_runs_leaves_nothing(start: Sta
     run.nothing_is_left()
 
 
+def test_an_interrupt_while_files_are_removed_leaves_none(start: Start) -> None:
+    run = start("--agents", "1", "-c", "pass", environ=planted("interrupt:job_files.JobFiles.remove"))
+    assert run.end() in {130, -signal.SIGINT}
+    run.nothing_is_left()
+
+
 @pytest.mark.slow
 def test_a_killed_launcher_takes_stopped_processes_along(start: Start) -> None:
     run = start("--agents", "2", ENDING, "wait")
@@ -181,8 +188,8 @@ def test_an_application_goes_on_without_an_agent(start: Start, how: signal.Signa
 def test_an_agent_that_exits_is_told_of_at_once(start: Start) -> None:
     """The launcher sees its process end: waiting for its silence would take longer than this test may."""
     run = start("--agents", "3", str(PROGRAMS / "exiting.py"), environ={"WARPWELL_POOL_TIMEOUT": "3600"})
-    for what in ("told", "copied"):
-        assert "its process ended" in " ".join(run.line(what))
+    for event in ("told", "copied"):
+        assert "its process ended" in " ".join(run.line(event))
     assert run.line("others") == ["6.0", "6.0"]
     assert run.end() == 0, run.errors
     run.nothing_is_left()
@@ -213,7 +220,7 @@ def test_without_fault_tolerance_a_lost_agent_ends_the_job(start: Start) -> None
 
 
 @pytest.mark.parametrize(
-    "what",
+    "action",
     [
         "kill-at-start",
         pytest.param("kill-before-mpi", marks=pytest.mark.slow),
@@ -222,8 +229,8 @@ def test_without_fault_tolerance_a_lost_agent_ends_the_job(start: Start) -> None
         pytest.param("no-agent", marks=pytest.mark.slow),
     ],
 )
-def test_an_agent_that_ends_before_it_is_ready_is_named(start: Start, what: str) -> None:
-    run = start("--agents", "3", ENDING, "wait", environ=planted(f"2:{what}"))
+def test_an_agent_that_ends_before_it_is_ready_is_named(start: Start, action: str) -> None:
+    run = start("--agents", "3", ENDING, "wait", environ=planted(f"2:{action}"))
     assert run.end() == 2
     assert "agent 2 of 3 (device 1" in run.errors, run.errors
     run.nothing_is_left()
@@ -250,5 +257,5 @@ def test_a_message_without_a_handler_ends_the_job_and_is_named(start: Start) -> 
 def test_another_version_is_refused(start: Start) -> None:
     run = start("--agents", "2", ENDING, "wait", environ=planted("1:another-protocol"))
     assert run.end() == 2
-    assert "agent 1 of 2 (device 0" in run.errors and "protocol 5 here and 99 there" in run.errors, run.errors
+    assert "agent 1 of 2 (device 0" in run.errors and f"protocol {PROTOCOL} here and 99 there" in run.errors, run.errors
     run.nothing_is_left()

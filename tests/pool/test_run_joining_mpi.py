@@ -34,7 +34,7 @@ with devices.lease() as first:
             pids = [device.call(__import__("os").getpid).get() for device in lease]
         del copies
         for device in lease:
-            device.leave()
+            device.leave(60)
     print("end", [d.index for d in devices], int(survivor.copy_to_host().sum()), len(set(pids)), flush=True)
 """
 LEASES = """
@@ -51,7 +51,7 @@ print("has", len(devices), x.copy_to_host().sum(), flush=True)
 sys.stdin.readline()
 x.free()
 lease.release()
-lease[0].leave()
+lease[0].leave(60)
 print("left", len(devices), flush=True)
 sys.stdin.readline()
 """
@@ -106,7 +106,7 @@ def test_two_jobs_lease_one_gpu(start: Start, environ: dict[str, str], tmp_path:
     until(lambda: list((tmp_path / "locks" / "queue").iterdir()))
     press_enter(first)
     assert first.line("left") == ["0"]
-    assert second.line("has") == ["1", "0.0"]  # while the first program runs
+    assert second.line("has") == ["1", "0.0"]  # the first program still runs
     third = lease("600")
     assert third.line("asks") == ["0"]
     until(lambda: list((tmp_path / "locks" / "queue").iterdir()))
@@ -150,8 +150,9 @@ def test_an_agent_that_is_killed_while_it_joins(start: Start, tmp_path: Path) ->
 
 def test_idle_devices_leave(start: Start) -> None:
     program = (
-        "import warpwell as ww; devices = ww.devices(); x = devices.lease(2)[0].zeros(5); devices.changed.clear(); "
-        "devices.changed.wait(100); print(len(devices), x.copy_to_host().sum())"
+        "import warpwell as ww; devices = ww.devices(); lease = devices.lease(2); x = lease[0].zeros(5); "
+        "devices.changed.clear(); lease.release(); devices.changed.wait(100); "
+        "print(len(devices), x.copy_to_host().sum())"
     )
     run = start(*USE, "--agents", "2", "--target", "cpu", "--idle", "0.2", "-c", program)
     assert run.end() == 0 and run.output == "1 0.0\n", run.errors
@@ -161,8 +162,8 @@ def test_idle_devices_leave(start: Start) -> None:
     ("options", "message"),
     [
         (["--allocate", "use", "--share-gpu"], "--allocate use and --share-gpu exclude each other; leave out one"),
-        (["--idle", "5"], "--idle needs --allocate use and a positive number of seconds, got 5"),
-        (["--allocate", "use", "--idle", "-1"], "--idle needs --allocate use and a positive number of seconds, got -1"),
+        (["--idle", "5"], "--idle works only with `--allocate use`: add that, or leave out --idle"),
+        (["--allocate", "use", "--idle", "-1"], "--idle must be a positive number of seconds, got -1"),
     ],
 )
 def test_options_that_exclude_each_other(start: Start, options: list[str], message: str) -> None:

@@ -1,4 +1,4 @@
-"""``warpwell run --notebook``: what a kernel of Jupyter needs, without Jupyter; and with it, where it is installed."""
+"""``warpwell run --notebook``: a Jupyter kernel's requirements, without Jupyter; with it if it is installed."""
 
 import importlib.util
 import os
@@ -19,19 +19,22 @@ from .runs import PROGRAMS, SOURCES, Start, planted, start
 __all__ = ["start"]
 
 
-def test_interrupts_end_cells_and_nothing_else(start: Start) -> None:
-    run = start("--notebook", "--agents", "2", "-m", "kernel_like", "-f", "a file.json", folder=PROGRAMS)
+def test_interrupts_end_cells_and_nothing_else(start: Start, tmp_path: Path) -> None:
+    command = ("--notebook", "--agents", "2", "-m", "kernel_like", "-f", "a file.json")
+    run = start(*command, folder=PROGRAMS, environ={"TEST_INTERRUPTED_AFTER": str(tmp_path / "interrupted")})
     assert run.line("up")[1:] == ["-f", "a", "file.json"]
-    for number in range(4):  # more than end a program that is no kernel
+    for number in range(4):  # more interrupts than end a program that is not a kernel
         assert run.line("cell") == [str(number)]
         time.sleep(0.2)
         run.process.send_signal(signal.SIGINT)
         assert run.line("was") == ["interrupted"]
     assert run.line("cell") == ["4"]
     assert run.line("was") == ["interrupted"]
+    assert run.line("between") == []
     for _ in range(4):
         run.process.send_signal(signal.SIGINT)
-        time.sleep(0.02)
+        assert run.line("ignored") == []
+    (tmp_path / "interrupted").touch()
     assert run.line("sums") == ["1", "2"]
     assert run.line("was") == ["done"]
     assert run.line("seen") == ["from", "an", "agent"]
@@ -100,15 +103,15 @@ def test_it_ends_with_jupyter(ends: bool) -> None:
 @pytest.mark.parametrize("mode", ["signal", pytest.param("message", marks=pytest.mark.slow)])
 def test_a_kernel_of_jupyter(tmp_path: Path, mode: str) -> None:
     for module in ("ipykernel", "jupyter_client"):
-        # looked for, not imported: they start threads and set signals, which are the started program's affair
+        # Do not import them here, because they start threads and set signal handlers.
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"needs {module}")
     mark = uuid.uuid4().hex
     environ = {**os.environ, "JUPYTER_DATA_DIR": str(tmp_path), "PYTHONPATH": str(SOURCES), MARK: mark}
-    del environ["PYTEST_CURRENT_TEST"]  # ipykernel does not read its descriptors where it sees this
+    del environ["PYTEST_CURRENT_TEST"]  # with this variable, ipykernel does not read its descriptors
     command = [sys.executable, "-m", "warpwell", "pool", "notebook", "--agents", "2", "--share-gpu"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=HANG_SECONDS, env=environ)
-    # a program of its own: what it leaves open would be this test's failure
+    # Run a separate program, because the descriptors that it leaves open would fail this test.
     done = subprocess.run(
         [sys.executable, str(PROGRAMS / "notebook.py"), mode],
         env=environ,

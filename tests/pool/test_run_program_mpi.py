@@ -1,4 +1,4 @@
-"""A program under ``warpwell run`` behaves as under ``python``; and options that say where agents are."""
+"""A program under ``warpwell run`` behaves as under ``python``; and options that place agents."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def test_copies_that_nobody_takes_are_let_go(start: Start) -> None:
         *["upload: True"] * 3,
         *["copy: True"] * 6,
         "interrupted",
-        "told: nobody",
+        "told: no thread",
         "the same tag: True",
     ]
     run.nothing_is_left()
@@ -87,9 +87,9 @@ def test_what_agents_print_arrives(start: Start) -> None:
     assert sorted(run.output.split()) == [rule, rule, "0", "1"]
 
 
-def fake_ssh(folder: Path, what: str) -> dict[str, str]:
+def fake_ssh(folder: Path, script: str) -> dict[str, str]:
     path = folder / "ssh"
-    path.write_text(f"#!/bin/sh\n{what}\n")
+    path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     return {"PRTE_MCA_plm_ssh_agent": str(path)}
 
@@ -161,7 +161,7 @@ def test_info_starts_agents(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--agents", "0", "x.py"], "--agents must be at least 1, got 0"),
         (["--agents", "-1", "x.py"], "--agents must be at least 1, got -1"),
@@ -180,14 +180,14 @@ def test_info_starts_agents(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_ends_before_anything_starts(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     try:
         status: object = main(["run", *arguments])
     except SystemExit as error:  # of argparse
         status = error.code
     errors = capsys.readouterr().err
-    assert status == 2 and said in errors and len(errors) < 1000
+    assert status == 2 and message in errors and len(errors) < 1000
 
 
 def test_more_agents_than_gpus(start: Start, tmp_path: Path) -> None:
@@ -213,13 +213,13 @@ def test_a_gpu_that_another_job_has(start: Start, tmp_path: Path) -> None:
     code = "from warpwell.pool.launch.reservation import Claim\nClaim('GPU-0')\nprint('has', flush=True)\ninput()"
     with subprocess.Popen(
         [sys.executable, "-c", code], env={**os.environ, **environ}, stdout=subprocess.PIPE, stdin=subprocess.PIPE
-    ) as other:
-        assert other.stdout is not None and other.stdout.readline() == b"has\n"
+    ) as owner:
+        assert owner.stdout is not None and owner.stdout.readline() == b"has\n"
         run = start(ENDING, environ=environ)
         assert run.end() == 2
-        assert f"has 1 GPU; process {other.pid} of user" in run.errors
+        assert f"has 1 GPU; process {owner.pid} of user" in run.errors
         assert "--share-gpu" in run.errors
-        other.kill()
+        owner.kill()
 
 
 def test_without_mpi(start: Start, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What agents have opened, tasks on them, and the examples of a pool, under ``warpwell run``."""
+"""Arrays and stores that agents have opened, tasks on them, and the pool examples, under ``warpwell run``."""
 
 import os
 import subprocess

@@ -110,26 +110,58 @@ def test_a_gpu_is_claimed_at_its_first_context_and_released_with_its_last(
 
 
 SALLOC = """#!/bin/sh
-echo "salloc $*" | cut -d" " -f 1-8
+echo "$*" > "${0%/*}/asked"
 while [ "${1#-}" != "$1" ]; do shift; done
-SLURM_JOB_ID=5 SLURM_JOB_NODELIST=localhost SLURM_TASKS_PER_NODE=2 exec "$@"
+SLURM_JOB_ID=5 SLURM_JOB_NODELIST=localhost SLURM_TASKS_PER_NODE=2 SLURM_NTASKS=2 exec "$@"
 """
 
 
-def test_a_wait_outside_a_slurm_job_is_one_for_an_allocation(
-    start: Start, environ: dict[str, str], tmp_path: Path
-) -> None:
-    (tmp_path / "salloc").write_text(SALLOC)
-    (tmp_path / "salloc").chmod(0o755)
-    environ = {**environ, "SLURM_JOB_ID": "", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+@pytest.fixture
+def slurm(environ: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """Return the environment of a host with scripts for Slurm's commands, and without a CUDA driver."""
+    for name, text in {"salloc": SALLOC, "sinfo": "#!/bin/sh\n", "scontrol": "#!/bin/sh\n"}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
     del environ["WARPWELL_CUDA_DRIVER"]
-    options = ("--wait", "90.5", "--target", "cpu", "--slurm", "--partition=gpu --exclusive", "--mpiexec", "/bin/true")
-    run = start("--agents", "2", *options, "-c", "", environ=environ)
-    assert run.end() == 2 and "put one of the two on PATH" in run.errors
-    assert run.output.startswith("salloc --ntasks=2 --immediate=91 --kill-command=TERM --partition=gpu --exclusive ")
-    run = start(*options, "-c", "", environ={**environ, "SLURM_JOB_ID": "5"})
-    assert run.end() == 2 and not run.output
-    run = start("--hosts", "localhost:1", *options, "-c", "", environ=environ)
-    assert run.end() == 2 and not run.output
-    run = start("--wait", "0", "-c", "", environ=environ)
+    return {**environ, "SLURM_JOB_ID": "", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+
+def test_a_wait_outside_a_slurm_job_is_one_for_an_allocation(
+    start: Start, slurm: dict[str, str], tmp_path: Path
+) -> None:
+    options = ("--wait", "90.5", "--target", "cpu", "--slurm=--partition=gpu")
+    text = "import os, warpwell as ww; print('devices', len(ww.devices()), os.environ['SLURM_JOB_ID'])"
+    run = start(*PATIENT, *options, "-c", text, environ=slurm)
+    assert run.end() == 0, run.errors
+    assert run.output == "devices 2 5\n"
+    assert "--ntasks=1 --immediate=91 --kill-command=TERM --partition=gpu" in (tmp_path / "asked").read_text()
+    run.nothing_is_left()
+    (tmp_path / "asked").unlink()
+    no_program = ("--mpiexec", "/bin/true", *options, "-c", "")
+    for more, changed in (((), {"SLURM_JOB_ID": "5"}), (("--hosts", "localhost:1"), {})):
+        run = start(*more, *no_program, environ={**slurm, **changed})
+        assert run.end() == 2 and "put one of the two on PATH" in run.errors
+    assert not (tmp_path / "asked").exists()
+    run = start("--wait", "0", "-c", "", environ=slurm)
     assert run.end() == 2 and "--wait must be a positive number of seconds, got 0" in run.errors
+
+
+def test_a_program_that_ignores_the_end_of_its_allocation_is_killed(
+    start: Start, slurm: dict[str, str], tmp_path: Path
+) -> None:
+    with (tmp_path / "sitecustomize.py").open("a") as planted:
+        planted.write("    import warpwell.pool.launch.launcher as launcher; launcher._REVOKED_SECONDS = 3.0\n")
+    text = """
+import signal, time
+signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
+print("runs", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+    run = start(*PATIENT, "--wait", "90", "--target", "cpu", "-c", text, environ=slurm)
+    assert run.line("runs") == []
+    (holder,) = run.find("json.dumps(dict(os.environ))")
+    os.kill(holder, signal.SIGTERM)
+    assert run.line("asked") == [] and run.end() == 128 + signal.SIGTERM
+    assert "Slurm has ended the allocation" in run.errors
+    run.nothing_is_left()

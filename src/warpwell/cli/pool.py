@@ -57,7 +57,7 @@ def program_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cuda", choices=("auto", "pool", "local"), default="auto", help=text)
     text = "wait so long for GPUs that other jobs use; with Slurm, for an allocation (default: fail at once)"
     parser.add_argument("--wait", type=float, metavar="SECONDS", help=text)
-    text = "options for the salloc that --wait starts outside a Slurm job"
+    text = "options for the salloc that --wait starts outside a Slurm job, as in --slurm=--partition=gpu"
     parser.add_argument("--slurm", default="", metavar="OPTIONS", help=text)
     text = "claim GPUs at the start, or each at its first use: a CUDA context or a lease (default: start)"
     parser.add_argument("--allocate", choices=("start", "use"), default="start", help=text)
@@ -115,12 +115,10 @@ def _agent_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the program; return its exit status."""
-    from ..pool import Launcher
+    from ..pool import Allocation, Launcher
 
-    if (allocation := _allocation(arguments)) is not None:
-        sys.stdout.flush()
-        os.execvp(allocation[0], allocation)
-    options = run_options(arguments)
+    needs_allocation = _needs_allocation(arguments)
+    options = None if needs_allocation else run_options(arguments)
     if arguments.of_module is not None:
         if not arguments.of_module:
             raise ArgumentError("-m needs a module: warpwell run -m MODULE [ARG ...]", name="module")
@@ -131,28 +129,21 @@ def run(arguments: argparse.Namespace) -> int:
         command = ["-c", *arguments.of_text]
     else:
         command = _program(arguments.program)
-    return Launcher(command, options).run()
+    if options is not None:
+        return Launcher(command, options).run()
+    with Allocation(arguments.agents or 1, arguments.target != "cpu", arguments.wait, arguments.slurm) as allocation:
+        return Launcher(command, run_options(arguments), allocation).run()  # with the hosts of the allocation
 
 
-def _allocation(arguments: argparse.Namespace) -> list[str] | None:
-    """Return the command that runs this one in a Slurm allocation, or None if it needs none."""
-    import shlex
-    import shutil
+def _needs_allocation(arguments: argparse.Namespace) -> bool:
+    """Return True if the job is to wait for an allocation of Slurm."""
+    from ..pool import is_configured
 
     wait = arguments.wait
     if wait is not None and not (wait > 0 and math.isfinite(wait)):
         raise ArgumentError(f"--wait must be a positive number of seconds, got {wait:g}", name="wait")
-    if (
-        wait is None
-        or arguments.hosts
-        or arguments.hostfile
-        or os.environ.get("SLURM_JOB_ID")
-        or not shutil.which("salloc")
-    ):
-        return None
-    command = ["salloc", f"--ntasks={arguments.agents or 1}", f"--immediate={math.ceil(wait)}", "--kill-command=TERM"]
-    command += [] if arguments.target == "cpu" else ["--gpus-per-task=1"]
-    return [*command, *shlex.split(arguments.slurm), sys.executable, "-m", "warpwell", *sys.argv[1:]]
+    is_given = arguments.hosts or arguments.hostfile or os.environ.get("SLURM_JOB_ID")
+    return wait is not None and not is_given and is_configured()
 
 
 def _program(argv: Sequence[str]) -> list[str]:
@@ -177,7 +168,7 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
     ArgumentError
         An option is not allowed, or there are more agents than GPUs.
     """
-    from ..pool import RunOptions, is_here, list_gpus
+    from ..pool import RunOptions, is_here, list_gpus, use_job
 
     seconds = arguments.start_timeout
     if not (seconds > 0 and math.isfinite(seconds)):
@@ -195,19 +186,22 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
     if at_use and arguments.share_gpu:
         raise ArgumentError("--allocate use and --share-gpu exclude each other; leave out one", name="share_gpu")
     idle = options.get("idle")
-    if idle is not None and not (at_use and idle > 0 and math.isfinite(idle)):
-        raise ArgumentError(f"--idle needs --allocate use and a positive number of seconds, got {idle:g}", name="idle")
+    if idle is not None and not at_use:
+        raise ArgumentError("--idle works only with `--allocate use`: add that, or leave out --idle", name="idle")
+    if idle is not None and not (idle > 0 and math.isfinite(idle)):
+        raise ArgumentError(f"--idle must be a positive number of seconds, got {idle:g}", name="idle")
+    allocated = use_job(os.environ, arguments.target)
     gpus = [] if arguments.target == "cpu" else list_gpus()
     cuda = getattr(arguments, "cuda", "local")
-    hosts = _hosts(arguments, gpus)
+    hosts = _hosts(arguments, gpus, allocated)
     has_gpus = bool(gpus) or (arguments.target != "cpu" and not all(is_here(host.name) for host in hosts))
     if at_use and cuda == "auto" and has_gpus:
         cuda = "pool"
     return RunOptions(hosts=hosts, gpus=bool(gpus), ft=not arguments.no_ft, start=seconds, cuda=cuda, **options)
 
 
-def _hosts(arguments: argparse.Namespace, gpus: Sequence[str]) -> list[Host]:
-    from ..pool import Host, assign_agents, is_here, parse_hosts, read_hostfile, slurm_hosts, users
+def _hosts(arguments: argparse.Namespace, gpus: Sequence[str], allocated: Sequence[Host]) -> list[Host]:
+    from ..pool import Host, assign_agents, is_here, parse_hosts, read_hostfile, users
 
     if arguments.hosts is not None and arguments.hostfile is not None:
         raise ArgumentError("--hosts and --hostfile exclude each other; give one of them", name="hosts")
@@ -216,37 +210,38 @@ def _hosts(arguments: argparse.Namespace, gpus: Sequence[str]) -> list[Host]:
     elif arguments.hostfile is not None:
         listed = read_hostfile(arguments.hostfile)
     else:
-        listed = slurm_hosts(os.environ) or []
-    waits = getattr(arguments, "wait", None) is not None or getattr(arguments, "allocate", "start") == "use"
-    used_gpus = {} if waits else users(gpus)
+        listed = list(allocated)
+    may_wait = getattr(arguments, "wait", None) is not None or getattr(arguments, "allocate", "start") == "use"
+    used_gpus = {} if may_wait else users(gpus)
     if not listed:
         listed = [Host("localhost")]
         if arguments.agents is None:
             listed = [Host("localhost", max(1, len(gpus) - (0 if arguments.share_gpu else len(used_gpus))))]
     placed = assign_agents(listed, arguments.agents)
-    here = sum(h.agents or 0 for h in placed if is_here(h.name))
+    local_agents = sum(h.agents or 0 for h in placed if is_here(h.name))
     if not arguments.force:
-        _check_number(placed, here)
-    if here > len(gpus) - len(used_gpus) and not arguments.share_gpu and (gpus or arguments.target == "cuda") and here:
+        _check_number(placed, local_agents)
+    needs_gpus = local_agents and not arguments.share_gpu and (gpus or arguments.target == "cuda")
+    if needs_gpus and local_agents > len(gpus) - len(used_gpus):
         used = "".join(f"; {user} uses GPU {uuid}" for uuid, user in list(used_gpus.items())[:1])
         more = f", and other jobs use {len(used_gpus) - 1} more" if len(used_gpus) > 1 else ""
         advice = "start fewer, or use --share-gpu to run several on one" if gpus else "use --target cpu or auto"
         advice = f"wait for them with --wait, {advice}" if used_gpus else advice
         raise ArgumentError(
-            f"{here} agent{'s' * (here > 1)} on this host, which has {len(gpus) or 'no'} GPU{'s' * (len(gpus) != 1)}"
-            f"{used}{more}: {advice}",
+            f"{local_agents} agent{'s' * (local_agents > 1)} on this host, which has "
+            f"{len(gpus) or 'no'} GPU{'s' * (len(gpus) != 1)}{used}{more}: {advice}",
             name="agents",
         )
     return placed
 
 
-def _check_number(placed: Sequence[Host], here: int) -> None:
+def _check_number(placed: Sequence[Host], local_agents: int) -> None:
     """Raise if a typing error would start more processes than a host can run."""
     from ..pool import is_here
 
     cores = len(os.sched_getaffinity(0))
     for count, limit, host in (
-        (here, max(MIN_AGENTS, cores), f"this host, which has {cores} core{'s' * (cores > 1)}"),
+        (local_agents, max(MIN_AGENTS, cores), f"this host, which has {cores} core{'s' * (cores > 1)}"),
         *((h.agents or 0, MAX_REMOTE_AGENTS, f"host {h.name}") for h in placed if not is_here(h.name)),
     ):
         if count > limit:

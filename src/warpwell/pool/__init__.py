@@ -31,11 +31,12 @@ if TYPE_CHECKING:
     from .devices import broadcast, current_device, empty, empty_like, to_device, zeros
     from .host_memory import HostArrays, pinned_empty
     from .launch.gpus import list_gpus
-    from .launch.hosts import Host, assign_agents, is_here, parse_hosts, read_hostfile, slurm_hosts
+    from .launch.hosts import Host, assign_agents, is_here, parse_hosts, read_hostfile
     from .launch.kernel_spec import KernelSpec, kernels_folder
     from .launch.launcher import Launcher
     from .launch.options import RunOptions
     from .launch.reservation import users
+    from .launch.slurm import Allocation, is_configured, use_job
     from .reply import CallResult
     from .tuning import Tuning
 
@@ -49,9 +50,10 @@ _FROM = {
     "launch.options": "RunOptions",
     "agent.code": "Code",
     "devices": "broadcast current_device empty empty_like to_device zeros",
-    "launch.hosts": "Host assign_agents is_here parse_hosts read_hostfile slurm_hosts",
+    "launch.hosts": "Host assign_agents is_here parse_hosts read_hostfile",
     "launch.gpus": "list_gpus",
     "launch.reservation": "users",
+    "launch.slurm": "Allocation is_configured use_job",
     "host_memory": "HostArrays pinned_empty",
     "reply": "CallResult",
     "agent.protocol": "pack_arguments",

@@ -215,7 +215,7 @@ class AgentConnection:
         # the lock is reentrant, but a message inside another one would corrupt both
         if self._sending:
             raise errors.PoolError(
-                f"a signal handler called {self.label} in the middle of another call: let it set a flag, and "
+                f"a signal handler made a call to {self.label} in the middle of another call: set a flag there, and "
                 "make the call outside of the handler"
             )
         try:

@@ -28,7 +28,7 @@ Shape: TypeAlias = int | tuple[int, ...]
 
 
 class _Thread(threading.local):
-    """The devices that a thread has entered, the innermost last."""
+    """The devices whose ``with`` blocks a thread is in, the innermost last."""
 
     def __init__(self) -> None:
         self.devices: list[Device] = []
@@ -38,7 +38,7 @@ _thread = _Thread()
 
 
 class AgentObject:
-    """The program's reference to an object on an agent, which is freed with it.
+    """The program's reference to an object on an agent. The object is freed when the reference is dropped.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class Event(AgentObject):
         super().__init__(device, new_id())
 
     def record(self, stream: Stream | None = None) -> None:
-        """Set the event to the point after all previous calls of a stream of its device (default: default stream)."""
+        """Set the event to the point after all previous calls of a stream of its device, or of the default stream."""
         stream = self.device.default_stream if stream is None else stream
         if getattr(stream, "device", self.device) is not self.device:
             raise errors.ArgumentError(
@@ -152,9 +152,9 @@ def _checked_event(value: Any, expected: str = "an event") -> Event:
 
 
 class Stream:
-    """A queue of calls that run in order; ``device.stream()`` creates one. Calls of different streams run in any order.
+    """A queue of calls that run in order. ``device.stream()`` creates one. There is no order between streams.
 
-    Pass it as a stream argument: ``kernel[n, stream](...)``, ``buffer.copy_to_host(stream=stream)``. The default stream
+    Pass a stream as an argument: ``kernel[n, stream](...)``, ``buffer.copy_to_host(stream=stream)``. The default stream
     of a device does not synchronize with other streams.
 
     Attributes
@@ -190,7 +190,8 @@ class Stream:
         Raises
         ------
         RemoteError
-            A call failed since the last synchronization. The first failure is raised; its notes name the others.
+            A call failed since the last synchronization. The first failure is raised; its notes name the other
+            failures.
         DeviceLostError
             The device was lost.
         StallError
@@ -214,7 +215,7 @@ class Stream:
         return event
 
     def wait(self, event: Event | Stream) -> None:
-        """Make later calls wait for an event, or for all previous calls of another stream, of any device.
+        """Make later calls wait for an event, or for all previous calls of another stream. Both may be of any device.
 
         An event that was never recorded has no effect. If it is recorded again later, the calls still wait for its
         current point.
@@ -235,7 +236,7 @@ class Stream:
                 to.connection.post(channel, Op.AWAIT, number, origin.connection.rank)
 
     def close(self) -> None:
-        """Close the stream after its calls. The default stream raises their failures."""
+        """Close the stream after its calls. The next synchronization of the default stream raises their failures."""
         if self._default or self._channel is None:
             return
         if self.device.connection.lost is None:
@@ -319,7 +320,7 @@ class Buffer(AgentObject):
         return out
 
     def copy_from(self, source: ArrayLike | Buffer, stream: Stream | None = None) -> None:
-        """Copy from an array, which may be modified after this returns, or from a buffer of any device.
+        """Copy from a buffer of any device, or from an array. You may modify an array once this has returned.
 
         Parameters
         ----------
@@ -365,7 +366,7 @@ class Buffer(AgentObject):
     def view_at(
         self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...] | None = None
     ) -> Buffer:
-        """Return an array at a byte offset in this buffer's memory. Only a contiguous one supports copies."""
+        """Return an array at a byte offset in this buffer's memory. Only contiguous arrays can be copied."""
         view = Buffer(self.device, new_id(), shape, dtype)
         view._root, view._offset = self._root, self._offset + offset
         self.device.connection.send(Op.VIEW, view.handle, self.handle, offset, pack_dtype(dtype), shape, strides)
@@ -488,14 +489,14 @@ def _mismatch(name: str, array: Any, buffer: Buffer) -> errors.ArgumentError:
 class Device:
     """A device of the pool.
 
-    Calls are asynchronous if possible, and run in the order of their stream. The next synchronization raises a failure
-    with the call's name. ``with device:`` makes it the current device of the thread: launches in the block run there,
-    and ``ww.to_device``, ``ww.empty`` and ``ww.zeros`` allocate there.
+    Calls are asynchronous if possible, and run in the order of their stream. If a call fails, the next synchronization
+    raises an error that names the call. ``with device:`` makes this device the current device of the thread: launches
+    in the block run there, and ``ww.to_device``, ``ww.empty`` and ``ww.zeros`` allocate there.
 
     Attributes
     ----------
     index : int
-        Index in `devices` if all agents have joined.
+        Index of the device in `devices` when all agents have joined.
     name, host, uuid : str
     target : {"cpu", "cuda"}
     memory : int
@@ -550,7 +551,7 @@ class Device:
         return buffer
 
     def to_device(self, array: ArrayLike, stream: Stream | None = None) -> Buffer:
-        """Return a copy of a buffer of any device or of an array, which may be modified after this returns."""
+        """Return a copy of a buffer of any device, or of an array. You may modify an array once this has returned."""
         source = array if isinstance(array, Buffer) else np.asarray(array)
         buffer = self.empty(source.shape, source.dtype, stream)
         buffer.copy_from(source, stream)
@@ -631,19 +632,18 @@ class Device:
         Parameters
         ----------
         service : str
-            A registered name (see `warpwell.registry.register`), or ``"module:callable"``.
+            A name of a service (see `warpwell.registry`), or ``"module:callable"``.
         *args, **options
             Arguments of the callable.
 
         Returns
         -------
         Remote
-            Or the proxy class that was registered with the name.
+            A `Remote`, or the proxy class of the service.
         """
         channel, handle = self.channel(stream), new_id()
-        path = registry.path_of("service", service)
-        has_proxy = registry.is_registered("stand-in", service)
-        proxy = registry.load(registry.path_of("stand-in", service if has_proxy else "any"))
+        path = registry.path_of(service)
+        proxy: type[Remote] = registry.load(registry.stand_ins[service]) if service in registry.stand_ins else Remote
         try:
             with Arguments(self.connection, channel, self.handle_of) as arguments:
                 data, handles = arguments.pack((args, options))
@@ -670,7 +670,7 @@ class Device:
     def set_global(self, kernel: Any, name: str, value: Any, stream: Stream | None = None) -> None:
         """Set a global variable of a kernel on this device, in the order of the stream; the kernel is recompiled.
 
-        The value is valid until a variable that the kernel uses changes in this process.
+        The value is used until a variable that the kernel uses changes in this process.
         """
         code = Code.of(kernel)
         self.connection.ensure_code(code)
@@ -704,9 +704,9 @@ class Device:
     def leave(self, timeout: float = 1.0) -> None:
         """Let the device leave the program, so that other jobs can use it; wait for its calls first.
 
-        Only devices of ``warpwell run --allocate use`` can leave. Free all buffers, close arrays and objects on the
-        device, and release its leases before. Afterwards, calls with this object raise `DeviceLostError`;
-        ``devices.lease()`` lets the device join again, as another object. The agent keeps its CUDA context.
+        Only devices of ``warpwell run --allocate use`` can leave. Before, free all its buffers, close arrays and
+        objects on it, and release its leases. Afterwards, calls of this object raise `DeviceLostError`;
+        ``devices.lease()`` lets the device join again, as a new object. The agent keeps its CUDA context.
 
         Parameters
         ----------
@@ -716,7 +716,7 @@ class Device:
         Raises
         ------
         PoolError
-            The device holds objects, is leased, or is fixed.
+            The device holds objects or is leased, or the devices of this program are fixed.
         RemoteError
             A previous call failed. The device does not leave.
         DeviceLostError

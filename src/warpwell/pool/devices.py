@@ -54,7 +54,7 @@ class Devices(DeviceGroup):
     agents : sequence of int, optional
         Ranks of the agents. Default: all peers of the transport.
     idle : float, optional
-        Seconds after which a device leaves that is not leased, holds no objects, and gets no calls. Default: never.
+        A device leaves the pool after this number of seconds without a lease, objects or calls. Default: never.
 
     Attributes
     ----------
@@ -122,7 +122,7 @@ class Devices(DeviceGroup):
         transport.on_lost(lambda *_: self.changed.set())
 
     def _change(self, joined: Sequence[Device], left: Device | None = None) -> None:
-        """Add and remove devices; threads that iterate over the previous sequence continue with that."""
+        """Add and remove devices. A thread that iterates over the devices continues with the previous sequence."""
         with self._leases.lock:
             devices = [*(d for d in self._devices if d is not left), *joined]
             self._devices = tuple(sorted(devices, key=lambda device: device.index))
@@ -186,7 +186,8 @@ class Devices(DeviceGroup):
     ) -> Lease:
         """Lease devices that no other thread of this program has leased; wait until enough are free.
 
-        Under ``warpwell run --allocate use``, devices that no other job uses join if necessary: all or none.
+        Under ``warpwell run --allocate use``, devices that no other job uses join the pool if the lease needs them:
+        either all that are missing or none.
 
         Parameters
         ----------
@@ -256,7 +257,7 @@ class Devices(DeviceGroup):
 _lock = threading.Lock()
 _devices: Devices | None = None
 _are_local = False
-"""Whether `devices` has created the devices, and not a launcher."""
+"""Whether `devices`, and not a launcher, has created the devices."""
 _all: weakref.WeakSet[Devices] = weakref.WeakSet()
 
 
@@ -301,8 +302,8 @@ def current_device() -> Device:
     """Return the device of the innermost ``with device:`` of this thread, else the first device.
 
     ``ww.to_device``, ``ww.empty`` and ``ww.zeros`` allocate there. Under ``warpwell run``, launches with NumPy arrays
-    run there, and ``ww.open`` and ``ww.create`` open files there. In a program without a pool, these use the entered
-    device, else the process itself.
+    run there, and ``ww.open`` and ``ww.create`` open files there. In a program without a pool, launches and these
+    functions use the entered device, or without one the process itself.
     """
     return entered() or devices()[0]
 

@@ -56,10 +56,10 @@ class DeviceGroup(Sequence[Device]):
 
 
 class Lease(DeviceGroup):
-    """Devices for one thread, from ``devices.lease(2)``. A context manager that releases them.
+    """Devices that one thread has leased, for example by ``devices.lease(2)``. A context manager that releases them.
 
-    Functions that accept `Devices` accept a lease, too: ``ww.broadcast``, ``Scheduler(devices=...)``. Leases are
-    advisory: a thread without a lease can use the devices, too.
+    Functions that accept `Devices`, such as ``ww.broadcast`` and ``Scheduler(devices=...)``, accept a lease, too.
+    Leases are advisory: a thread without a lease can use the devices, too.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ class _LeaseRequest:
 
 
 _ANSWER_SECONDS = 15.0
-"""Time that agents have to answer after a lease has waited long enough."""
+"""Time, in seconds, that agents have to answer after the timeout of a lease request."""
 
 
 class Leases:

@@ -126,8 +126,8 @@ class ArrayReply:
 class CallResult:
     """The future of `Device.call`, or of a method of a remote object.
 
-    It is done when all work that the function put into its stream is done. A failure is raised by `get`, or by the
-    next synchronization of the stream if that comes first.
+    The future is done when all work that the function put into its stream is done. `get` raises a failure, unless a
+    synchronization of the stream has raised it before.
     """
 
     def __init__(self, reply: Reply, channel: Channel, description: str) -> None:
@@ -155,7 +155,7 @@ class CallResult:
         Raises
         ------
         RemoteError
-            The function raised. Its exception is ``__cause__`` if it could be sent; its traceback is
+            The function raised an exception. The exception is the ``__cause__`` if it could be sent; its traceback is
             ``remote_traceback``.
         DeviceLostError
             The device was lost.

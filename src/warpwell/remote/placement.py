@@ -19,19 +19,20 @@ import numpy as np
 from .. import closing, errors
 from .._os import uninterrupted
 from ..pool import CallResult, Code, Device, HostArrays
-from ..scheduler import Handle, State, Task
+from ..scheduler import Handle
+from ..scheduler.extend import State, Task
 from ..scheduler.handle import Runner
 from ..scheduler.tenants import Tenants
 from ..targets import CudaSource
 
 MAX_STAGED_SHARE = 0.5
-"""Maximum share of a device's memory for the arrays of waiting tasks; further batches wait in this process."""
+"""Maximum share of a device's memory for arrays of waiting tasks. Tasks beyond it wait in this process."""
 
 START_SECONDS = 60.0
-"""Time that an agent has to create its scheduler, or to close it."""
+"""Timeout of an agent that creates or closes its scheduler, in seconds."""
 
 CANCEL_SECONDS = 15.0
-"""Time that a cancelling close waits for tasks. A device abandons its own tasks after 10 s."""
+"""Time that ``close(cancel=True)`` waits for tasks. A device itself abandons its tasks after 10 s."""
 
 UNKNOWN_SECONDS = 1e-3
 """Predicted time of a task before any task was measured."""
@@ -324,8 +325,11 @@ class Placements:
         """
         limit = MAX_STAGED_SHARE * min(m.capacity.memory for m in self.members)
         chains: list[Chain] = []
+        handles: list[PoolHandle] = []
         for task in tasks:
             handle = PoolHandle(self, task, next(self._numbers))
+            handle.after = handles[-1:] or after
+            handles.append(handle)
             sizes = {id(a): max(1, a.nbytes) for a in task.arguments if isinstance(a, np.ndarray)}
             added = sum(size for key, size in sizes.items() if not chains or key not in chains[-1].sizes)
             if not chains or (added and chains[-1].staged + added > limit):
@@ -335,7 +339,6 @@ class Placements:
             chain.handles[handle] = None
             chain.sizes.update(sizes)
             chain.staged += added
-        handles = [handle for chain in chains for handle in chain.handles]
         # the chains of later requests would wait forever for one that Ctrl-C has interrupted here
         with uninterrupted():
             ready, events = [], []
@@ -387,10 +390,12 @@ class Placements:
             if handle not in chain.handles:
                 return handle.cancelled()
             following, member = chain.following(handle), chain.member if chain.is_sent else None
-            if member is not None:
+            if member is None:  # with the same lock, so that no thread sends them
+                settled = self._take(chain, following)
+            else:
                 chain.cancelled.update(following)
         if member is None:
-            self._settle(chain, following, None, True)
+            self._complete(chain, *settled, None, True)
             return True
         try:
             will_end, has_ended = member.request("cancel", handle.number)
@@ -571,15 +576,29 @@ class Placements:
         self, chain: Chain, handles: Iterable[PoolHandle], error: BaseException | None, cancelled: bool = False
     ) -> None:
         """Complete tasks of a chain. After the last one, place the chains that wait for its arrays or for its place."""
-        released: Sequence[Chain] = ()
         with self._lock:
-            handles = [h for h in list(handles) if h in chain.handles]
-            for handle in handles:
-                del chain.handles[handle]
-                chain.outcomes.pop(handle, None)
-            if handles and not chain.handles:
-                self._open.discard(chain)
-                released = self._order.release(chain)
+            settled = self._take(chain, handles)
+        self._complete(chain, *settled, error, cancelled)
+
+    def _take(self, chain: Chain, handles: Iterable[PoolHandle]) -> tuple[Sequence[PoolHandle], Sequence[Chain]]:
+        """Remove tasks from a chain, with the lock; return those that it had, and the chains that may be placed."""
+        settled = [h for h in list(handles) if h in chain.handles]
+        for handle in settled:
+            del chain.handles[handle]
+            chain.outcomes.pop(handle, None)
+        if not settled or chain.handles:
+            return settled, ()
+        self._open.discard(chain)
+        return settled, self._order.release(chain)
+
+    def _complete(
+        self,
+        chain: Chain,
+        handles: Sequence[PoolHandle],
+        released: Sequence[Chain],
+        error: BaseException | None,
+        cancelled: bool,
+    ) -> None:
         if not chain.handles:
             self._remove(chain)
         try:

@@ -14,7 +14,8 @@ import numpy as np
 
 from .. import errors
 from ..pool import Buffer, Code, Device, Remote, pack_arguments
-from ..scheduler import Handle, Log, Policy, Profile, Rates, Request, Scheduler, Task, Tenant
+from ..scheduler import Handle, Policy, Profile, Scheduler, Tenant
+from ..scheduler.extend import Log, Request, Task
 from ..scheduler.scheduler import require_launch
 from ..scheduler.task import require_profile
 from ..scheduler.tenants import read_tenants
@@ -28,19 +29,20 @@ class PoolScheduler(Scheduler):
 
     A task with buffers among its arguments, or with arrays that a device has opened, is placed on that device, and runs
     after all previous calls of the device's default stream. Other tasks are placed on the device with the least
-    predicted load, from the times of kernels in profiles or as measured. A request goes to one device as a whole. NumPy
-    arrays are copied to the device when the task is placed, and copied back before its handle is done; read-only arrays
-    are not copied back. The handles of a request with NumPy arrays are done together, after its last task.
+    predicted load, which is computed from profiles or measured times of kernels. All tasks of a request go to one
+    device. NumPy arrays are copied to the device when the task is placed, and copied back before its handle is done;
+    read-only arrays are not copied back. The handles of a request with NumPy arrays are done together, after its last
+    task.
 
-    Use it as a `Scheduler`. The differences: the handle raises an error of the device's scheduler; `inspect` returns a
-    list; `logs` returns the decisions; ``analyzer`` is called in this process.
+    Use it as a `Scheduler`, with these differences: handles raise errors of the device's scheduler; `inspect` returns a
+    list with an item for each device; `logs` returns the decisions; ``analyzer`` is called in this process.
 
     Tasks on the same array of this process run in the order of their submission, unless all of them only read it.
 
     Parameters
     ----------
     devices : Devices, Lease or iterable of Device
-    policy, limit, rates, tenants, analyzer, stuck_after
+    policy, limit, tenants, analyzer, stuck_after
         See `Scheduler`. The quotas of tenants apply to each device.
     """
 
@@ -51,7 +53,6 @@ class PoolScheduler(Scheduler):
         *,
         devices: Iterable[Device] | None = None,
         limit: int | None = None,
-        rates: Rates | None = None,
         tenants: Mapping[str, Any] | Iterable[Tenant] | None = None,
         analyzer: Callable[[Task], Profile] | None = None,
         executor: Any = None,
@@ -68,7 +69,7 @@ class PoolScheduler(Scheduler):
             raise errors.ArgumentError("devices= contains a device twice: pass each device once", name="devices")
         self._analyzer = analyzer
         settings = None if tenants is None else read_tenants(tenants)
-        options = {"policy": policy, "limit": limit, "rates": rates, "stuck_after": stuck_after}
+        options = {"policy": policy, "limit": limit, "stuck_after": stuck_after}
         members: list[Member] = []
         try:
             for d in self.devices:

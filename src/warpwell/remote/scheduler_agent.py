@@ -10,7 +10,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from .. import closing
-from ..scheduler import Core, Executor, Scheduler, State
+from ..scheduler import Scheduler
+from ..scheduler.extend import Core, Executor, Request, State
 
 
 class AgentScheduler:
@@ -55,7 +56,7 @@ class AgentScheduler:
                 self._scheduler.task(code.launch(subscript), *arguments, **options)
                 for _, code, subscript, arguments, options in tasks
             ]
-            handles: Sequence[Future[None]] = self._scheduler.submit_tasks(created, name=name)
+            handles: Sequence[Future[None]] = self._scheduler.submit_request(Request(name or created[0].name, created))
         except BaseException as error:
             handles = [Future() for _ in tasks]
             for handle in handles:

@@ -1,4 +1,4 @@
-"""A CUDA program that copies bytes to all devices and back while hosts are lost, and goes on with the others."""
+"""A CUDA program that copies bytes to all devices and back while hosts are lost, and continues with the others."""
 
 import ctypes
 import time

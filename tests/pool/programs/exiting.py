@@ -1,6 +1,7 @@
-"""A program whose device 1 exits by itself in the middle of its work, beside a copy that another device waits for."""
+"""A program whose device 1 exits by itself in the middle of its work, during a copy that another device waits for."""
 
 import os
+import tempfile
 import time
 
 import numpy as np
@@ -9,11 +10,20 @@ import warpwell as ww
 from warpwell.errors import DeviceLostError, PoolError
 
 devices = ww.devices()
-here, there = devices[2].zeros(1000), devices[1].to_device(np.ones(1000))
+target, source = devices[2].zeros(1000), devices[1].to_device(np.ones(1000))
 devices.synchronize()
-devices[1].call(time.sleep, 0.3)
+gate = f"{tempfile.mkdtemp()}/gate"
+
+
+def wait_for_gate():
+    while not os.path.exists(gate):
+        time.sleep(0.01)
+
+
+devices[1].call(wait_for_gate)
 devices[1].call(os._exit, 3)
-here.copy_from(there)
+target.copy_from(source)
+open(gate, "w").close()
 try:
     devices[1].synchronize()
 except DeviceLostError as error:

@@ -1,4 +1,4 @@
-"""The last rank dies in the middle of endless copies in both directions; the others notice, and go on.
+"""The last rank dies in the middle of endless copies in both directions; the others notice, and continue.
 
 Arguments: how ("kill", "exit" or "stop"), and a folder. Each survivor writes into its file there what it saw:
 mpiexec may end before it has forwarded all output of a job that has lost a process.
@@ -42,13 +42,13 @@ def endless(peer: int) -> list[Transfer]:
     memory = [np.zeros(4 * CHUNK, np.uint8) for _ in range(2)]
     regions = [Region(int(m.ctypes.data), 1 << 40, CHUNK, 4, m) for m in memory]
     low = min(transport.rank, peer)
-    there, back = (1, 2) if transport.rank == low else (2, 1)
-    return [transport.put(peer, there, regions[0]), transport.get(peer, back, regions[1])]
+    outgoing, back = (1, 2) if transport.rank == low else (2, 1)
+    return [transport.put(peer, outgoing, regions[0]), transport.get(peer, back, regions[1])]
 
 
 ended: list[int] = []
-told: list[int] = []
-transport.on_lost(lambda peer, reason: told.append(peer))
+lost_peers: list[int] = []
+transport.on_lost(lambda peer, reason: lost_peers.append(peer))
 if transport.rank == last:
     party.send(0, str(os.getpid()).encode())
 process = int(party.take(last)) if transport.rank == 0 else 0
@@ -70,13 +70,13 @@ try:
     sent = "sent"
 except DeviceLostError as error:
     sent = str(error)
-until(lambda: told)
-# The others go on as before.
+until(lambda: lost_peers)
+# The others continue as before.
 party.peers = tuple(peer for peer in party.peers if peer != last)
 for check in ("bulk_data_of_every_size", "large_messages_in_both_directions_do_not_wait_for_each_other"):
     CHECKS[check](party)
-(folder / f"survivor-{transport.rank}").write_text(f"{len(ended)} {told} {sent}")
-party.barrier()  # mpiexec may end the job as soon as one more has left
+(folder / f"survivor-{transport.rank}").write_text(f"{len(ended)} {lost_peers} {sent}")
+party.barrier()  # mpiexec may end the job when another rank has exited
 transport.close()
 if transport.rank == 0 and how == "stop":
     time.sleep(0.5)

@@ -10,30 +10,30 @@ import numpy as np
 
 import warpwell as ww
 
-first, other = ww.devices()
+first, second = ww.devices()
 array = np.ones(64 << 20, np.uint8)
-there = first.to_device(array)
+remote = first.to_device(array)
 first.synchronize()
 for call in (
     lambda: first.to_device(array),
-    lambda: there.copy_to_host(),
-    lambda: other.to_device(there).copy_to_host(),
+    lambda: remote.copy_to_host(),
+    lambda: second.to_device(remote).copy_to_host(),
     lambda: first.call(time.sleep, 1).get(),
-    lambda: (other.call(time.sleep, 1), other.synchronize()),
+    lambda: (second.call(time.sleep, 1), second.synchronize()),
 ):
     timer = threading.Timer(0.03, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     try:
+        timer.start()
         call()
         time.sleep(5)
     except KeyboardInterrupt:
         timer.join()
-    for device in (first, other):
+    for device in (first, second):
         device.synchronize(30)
         print(device.zeros(3).copy_to_host().sum())
 print("up", flush=True)
 while sys.argv[1] == "copies":
-    other.to_device(array)
+    second.to_device(array)
 while sys.argv[1] == "calls":
     first.call(np.sum, array[: 1 << 20]).get()
 first.call(time.sleep, 60).get()

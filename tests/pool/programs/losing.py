@@ -1,4 +1,4 @@
-"""A program that loses device 1 and goes on with the others."""
+"""A program that loses device 1 and continues with the others."""
 
 import time
 
@@ -16,5 +16,5 @@ try:
         ds[1].to_device(data).copy_to_host()
 except DeviceLostError as error:
     when, device = time.monotonic(), error.device
-others = ",".join(str(float(ds[k].to_device(data).copy_to_host().sum())) for k in (0, 2))
-print("lost", when, device, others, flush=True)
+sums = ",".join(str(float(ds[k].to_device(data).copy_to_host().sum())) for k in (0, 2))
+print("lost", when, device, sums, flush=True)

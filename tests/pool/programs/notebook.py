@@ -1,32 +1,47 @@
 """A client of Jupyter: starts the kernel "warpwell", executes cells, interrupts, restarts, and ends it."""
 
+import os
 import sys
-import threading
 
 from jupyter_client.manager import start_new_kernel
 
+WAIT_FOR_FILE = """
+def wait_for_file(path):
+    import os, time
+    while not os.path.exists(path):
+        time.sleep(0.01)
+"""
 kernel, client = start_new_kernel(kernel_name="warpwell")
 kernel.kernel_spec.interrupt_mode = sys.argv[1]
 
 
 def execute(text, interrupt=False):
-    said = []
+    messages = []
+
+    def receive(message):
+        messages.append(message)
+        if "begun" in message["content"].get("text", ""):
+            kernel.interrupt_kernel()
+
     if interrupt:
-        threading.Timer(0.5, kernel.interrupt_kernel).start()
-    reply = client.execute_interactive(text, timeout=120, output_hook=said.append, allow_stdin=False)
-    output = "".join(m["content"].get("text", "") for m in said if m["msg_type"] == "stream")
+        text = f"print('begun', flush=True); {text}"
+    reply = client.execute_interactive(text, timeout=120, output_hook=receive, allow_stdin=False)
+    output = "".join(m["content"].get("text", "") for m in messages if m["msg_type"] == "stream")
     return reply["content"].get("ename"), output
 
 
-def check(found, wanted):
-    assert found == wanted, (found, wanted)
+def check(found, expected):
+    assert found == expected, (found, expected)
 
 
 try:
     check(execute("import time, warpwell as ww; d = ww.devices(); print(len(d))"), (None, "2\n"))
-    for _ in range(2):
+    check(execute(WAIT_FOR_FILE)[0], None)
+    for number in range(2):
         check(execute("time.sleep(30)", interrupt=True)[0], "KeyboardInterrupt")
-        check(execute("d[1].call(time.sleep, 1); d[1].synchronize()", interrupt=True)[0], "KeyboardInterrupt")
+        text = f"d[1].call(wait_for_file, {os.getcwd()!r} + '/{number}'); d[1].synchronize()"
+        check(execute(text, interrupt=True)[0], "KeyboardInterrupt")
+        open(str(number), "w").close()
     check(execute("with d[1]: print(d[1].call(sum, [1, 2]).get())"), (None, "3\n"))
     check(execute("d[0].call(print, 'from an agent').get(); time.sleep(0.5)"), (None, "from an agent\n"))
     kernel.restart_kernel()

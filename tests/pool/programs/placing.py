@@ -1,4 +1,4 @@
-"""A program that enters no device: what it launches and opens is on the first one, whose agent is another process."""
+"""A program that enters no device: its launches and arrays are on the first one, in another process."""
 
 import os
 from pathlib import Path
@@ -27,5 +27,5 @@ in_degree[10](np.arange(10), degree)
 with ww.open(path, device="cpu") as edges:
     in_degree[edges.size](edges, degree)
 print(degree.tolist(), ww.to_device(degree).copy_to_host().sum(), ww.current_device().index)
-there = ww.current_device().trace().get("LAUNCH", (0,))[0]
-assert there == (0 if ww.current_device().process == os.getpid() else 2), there
+launches = ww.current_device().trace().get("LAUNCH", (0,))[0]
+assert launches == (0 if ww.current_device().process == os.getpid() else 2), launches

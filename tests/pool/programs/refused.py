@@ -1,4 +1,4 @@
-"""Copies that nobody takes, since there is no room: they let go of their memory, and nobody waits for them."""
+"""Copies refused by a full receiver: they release their memory, and no thread waits for them."""
 
 import os
 import signal
@@ -50,23 +50,23 @@ for _ in range(3):
 stream = first.stream()
 for _ in range(3):
     second.empty(NBYTES, np.uint8).copy_from(source, stream=stream)
-    for waits in (stream, second):
+    for waiting_stream in (stream, second):
         try:
-            waits.synchronize()
+            waiting_stream.synchronize()
         except errors.RemoteError as error:
             print("copy:", "no room" in str(error))
 until(lambda: all(array() is None for array in arrays))
 
 array = np.ones(NBYTES, np.uint8)
 second.call(nap)
-threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     target.copy_from(array)
 except KeyboardInterrupt:
     print("interrupted")
 second.synchronize()
-print("told: nobody")
-for _ in range(TAGS // 2 - 1):  # as so many copies would
+print("told: no thread")
+for _ in range(TAGS // 2 - 1):  # as if this number of copies used up the tags
     first.caller.tags.new(0, 2)
 target.copy_from(np.full(NBYTES, 2, np.uint8))
 print("the same tag:", bool((target.copy_to_host() == 2).all()))

@@ -1,4 +1,4 @@
-"""What a program can see of how it was started. Its output is the same under python and under warpwell run."""
+"""A program that prints how it was started. Its output is the same under python and under warpwell run."""
 
 import atexit
 import os
@@ -28,24 +28,24 @@ def helper(v):
     return v / 4
 
 
-class Kept:
+class Pickled:
     pass
 
 
 print(__name__, __file__ == os.path.abspath(sys.argv[0]), sys.argv[1:], __main__.scale is scale)
 print(__spec__ and __spec__.name, __doc__)
 print(os.path.basename(sys.path[0]), os.getcwd() == os.environ["PWD"], sys.stdin.readline().strip())
-print(type(pickle.loads(pickle.dumps(Kept()))), sorted(n for n in globals() if n.startswith("__")))
+print(type(pickle.loads(pickle.dumps(Pickled()))), sorted(n for n in globals() if n.startswith("__")))
 print(subprocess.run([sys.executable, "-c", "import os; print('PMIX_RANK' in os.environ)"], capture_output=True).stdout)
 x = np.arange(100.0)
 devices = ww.devices()
 with devices[0] as device:
-    here = ww.to_device(x)
-    there = ww.empty_like(here)
-    scale[x.size](here, there, 2.0)
-    print(there.copy_to_host().sum(), device.index)
+    source = ww.to_device(x)
+    target = ww.empty_like(source)
+    scale[x.size](source, target, 2.0)
+    print(target.copy_to_host().sum(), device.index)
 atexit.register(print, "the end")
-late = threading.Timer(0.2, print, ["a thread that is waited for"])
-late.start()
+timer = threading.Timer(0.2, print, ["a thread that is waited for"])
+timer.start()
 sys.stderr.write("to stderr\n")
 sys.exit(int(sys.argv[1]) if len(sys.argv) > 1 else None)

@@ -47,7 +47,7 @@ def main() -> None:
         except ww.errors.RemoteError as error:
             print("refused", type(error.__cause__).__name__)
 
-    with devices.lease(len(devices), timeout=5) as lease, ww.scheduler.Scheduler(devices=lease) as scheduler:
+    with devices.lease(len(devices), timeout=60) as lease, ww.scheduler.Scheduler(devices=lease) as scheduler:
         inputs = [np.full(500, k) for k in range(10)]
         wait([scheduler.submit(double[500], x) for x in inputs], 60)
         print("tasks", [int(x[3]) for x in inputs])

@@ -8,7 +8,8 @@ import numpy as np
 
 import warpwell as ww
 from warpwell import gpu
-from warpwell.scheduler import Profile, State
+from warpwell.scheduler import Profile
+from warpwell.scheduler.extend import State
 
 
 @ww.kernel
@@ -27,11 +28,11 @@ def main() -> None:
     np.save("a.npy", array)
     opened = victim.open("a.npy")
     with ww.scheduler.Scheduler(devices=devices, policy="first-come", limit=1) as scheduler:
-        there = victim.zeros(4096, np.int64)
-        slow = scheduler.submit(spin[4096], there, 50_000_000)
-        ours = [np.ones(64, np.int64) for _ in range(6)]
-        given = Profile(seconds=1.0)
-        moved = [scheduler.submit(spin[64], x, 1000, profile=given) for x in ours]
+        remote = victim.zeros(4096, np.int64)
+        slow = scheduler.submit(spin[4096], remote, 50_000_000)
+        host_arrays = [np.ones(64, np.int64) for _ in range(6)]
+        profile = Profile(seconds=1.0)
+        moved = [scheduler.submit(spin[64], x, 1000, profile=profile) for x in host_arrays]
         until = time.monotonic() + 60
         while slow.state is not State.RUNNING and time.monotonic() < until:
             time.sleep(0.02)
@@ -39,7 +40,7 @@ def main() -> None:
         print("lost", type(slow.exception(30)).__name__)
         for handle in moved:
             handle.result(30)
-        assert len({int(x[0]) for x in ours}) == 1
+        assert len({int(x[0]) for x in host_arrays}) == 1
         print("moved", sorted({handle.tries for handle in moved}))
     try:
         opened[3]

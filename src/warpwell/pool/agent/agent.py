@@ -172,14 +172,7 @@ def stream_end(agent: Agent, number: int, _q: int) -> None:
 @handles(Op.INFO)
 def info(agent: Agent, _s: int, _q: int, reply: int) -> None:
     """Reply with the properties of the device."""
-
-    def answer() -> None:
-        try:
-            agent.send(Op.REPLY, reply, agent.info())
-        except Exception as error:  # the device has failed
-            agent.refuse(reply, "info", error)
-
-    agent.later(answer)
+    agent.later(lambda: agent.answer(reply, "info", agent.info))
 
 
 @handles(Op.CANCEL)

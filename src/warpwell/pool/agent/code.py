@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib.metadata
 import io
 import pickle
-import platform
 import site
 import sys
 import sysconfig
@@ -42,7 +40,7 @@ class Code:
     Attributes
     ----------
     key : str
-        Hash of the content: helper functions, globals, options, and the versions of the compilers.
+        Hash of the content: helper functions, globals and options.
     name : str
     data : bytes
     """
@@ -50,7 +48,7 @@ class Code:
     def __init__(self, name: str, data: bytes) -> None:
         self.name = name
         self.data = data
-        self.key = hashlib.sha256(_versions() + data).hexdigest()[:32]
+        self.key = hashlib.sha256(data).hexdigest()[:32]
 
     @classmethod
     def of(cls, value: Any) -> Code:
@@ -144,7 +142,7 @@ def dumps(value: Any, handle_of: Callable[[Any], Any] | None = None) -> tuple[by
     out = io.BytesIO()
     # Most arguments and results are plain: searching for modules of the user would take a hundred times as long.
     is_plain = _is_plain(value, handle_of)
-    pickler: Any = pickle.Pickler(out, pickle.HIGHEST_PROTOCOL) if is_plain else cloudpickle().Pickler(out)
+    pickler: Any = pickle.Pickler(out, pickle.HIGHEST_PROTOCOL) if is_plain else _code_pickler()(out)
     pickler.persistent_id = persistent_id  # set, not overridden, because each call has another function
     with contextlib.nullcontext() if is_plain else _by_value():
         pickler.dump(value)
@@ -154,6 +152,30 @@ def dumps(value: Any, handle_of: Callable[[Any], Any] | None = None) -> tuple[by
             f"{nbytes}: convert large values to plain arrays (numpy.asarray), or write them to a file"
         )
     return out.getvalue(), tuple(handles)
+
+
+_NO_FILE = "<dynamic-code>"
+
+
+@functools.cache
+def _code_pickler() -> type[Any]:
+    """Return a pickler of cloudpickle that keeps the names of files.
+
+    cloudpickle 3.1.3 replaces them. Messages about a kernel name its file, and code without one is compiled each time.
+    """
+    base: Any = cloudpickle().Pickler
+
+    class CodePickler(base):
+        def reducer_override(self, value: Any) -> Any:
+            if isinstance(value, types.CodeType) and value.co_filename != _NO_FILE:
+                return _with_file, (value.replace(co_filename=_NO_FILE), value.co_filename)
+            return super().reducer_override(value)
+
+    return CodePickler
+
+
+def _with_file(code: types.CodeType, filename: str) -> types.CodeType:
+    return code.replace(co_filename=filename)
 
 
 _PLAIN = (int, float, bool, complex, str, bytes, type(None))
@@ -315,17 +337,6 @@ def _installed() -> list[str]:
     # other folders with packages: of pip --target, or a second environment
     folders |= {path for path in sys.path if path and next(Path(path).glob("*.dist-info"), None) is not None}
     return sorted(folders)
-
-
-def _versions() -> bytes:
-    def version(package: str) -> str:
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            return "-"
-
-    packages = ("numba", "numba-cuda", "numpy", "warpwell")
-    return repr((platform.python_version(), [version(p) for p in packages])).encode()
 
 
 def _name(value: Any) -> str:

@@ -279,11 +279,7 @@ def share(agent: AgentState, _s: int, _q: int, reply: int, number: int, path: st
     """Map an array of the program."""
 
     def run(lane: Lane) -> None:
-        try:
-            agent.handles[number] = MappedArray(agent.runtime, path, nbytes)
-        except Exception as error:
-            agent.refuse(reply, "mapping of an array", error)
-        else:
-            agent.send(Op.REPLY, reply, None)
+        agent.handles[number] = MappedArray(agent.runtime, path, nbytes)
+        agent.send(Op.REPLY, reply, None)
 
-    agent.helper().put(0, "mapping of an array", 0, 0, run)
+    agent.helper().put(0, "mapping of an array", reply, 0, run)

@@ -13,13 +13,13 @@ import contextlib
 import os
 import queue
 import socket
-import struct
 import threading
 import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ... import errors
+from ..._os import socket_peer
 from ...libcuda import check as check_driver
 from ...targets import GpuDevice
 
@@ -271,7 +271,7 @@ class ImportedPool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(TIMEOUT)
             connection.connect("\0" + name)
-            if _user(connection) != os.getuid():
+            if socket_peer(connection)[1] != os.getuid():
                 raise errors.PoolError("the memory pool belongs to another user")
             _, (descriptor,), _, _ = socket.recv_fds(connection, 1, 1)
         try:
@@ -301,11 +301,6 @@ def _access(driver: Any, ordinal: int) -> Any:
     return access
 
 
-def _user(connection: socket.socket) -> int:
-    """Return the user ID of the peer of a socket."""
-    return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
-
-
 def _serve(door: socket.socket, descriptor: int) -> None:
     while True:
         try:
@@ -314,7 +309,7 @@ def _serve(door: socket.socket, descriptor: int) -> None:
             time.sleep(0.1)
             continue
         with connection:
-            if _user(connection) == os.getuid():
+            if socket_peer(connection)[1] == os.getuid():
                 connection.settimeout(TIMEOUT)
                 try:
                     socket.send_fds(connection, [b"p"], [descriptor])

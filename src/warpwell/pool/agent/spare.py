@@ -129,12 +129,7 @@ def join(agent: AgentState, _s: int, _q: int, reply: int) -> None:
 @handles(Op.LEAVE)
 def leave(agent: AgentState, _s: int, _q: int, reply: int) -> None:
     """Release the device, unless it holds objects."""
-    try:
-        agent.spare.leave(agent)
-    except Exception as error:
-        agent.refuse(reply, "leave", error)
-    else:
-        agent.send(Op.REPLY, reply, None)
+    agent.answer(reply, "leave", lambda: agent.spare.leave(agent))
 
 
 @handles(Op.RESERVE)

@@ -224,6 +224,13 @@ class AgentState:
         else:
             self.send(Op.FAILED, stream, sequence, call_name(call), pack_failure(error))
 
+    def answer(self, reply: int, call: Any, run: Callable[[], Any]) -> None:
+        """Answer a request with the result of ``run()``, or with its failure."""
+        try:
+            self.send(Op.REPLY, reply, run())
+        except BaseException as error:  # of any kind: the program handles it
+            self.refuse(reply, call, error)
+
     def refuse(self, reply: int, call: Any, error: BaseException, *, earlier: bool = False) -> None:
         """Answer a request with a failure. `earlier`: the failure was reported to the program before."""
         self.send(Op.REFUSED, reply, call_name(call), pack_failure(error), earlier)

@@ -3,6 +3,7 @@
 In the order of a job's life:
 
     hosts.py        Host: how many agents each host gets, from ``--hosts``, a host file or Slurm
+    slurm.py        the hosts and GPUs of a Slurm job; Allocation: waits for a job
     options.py      RunOptions: the options of a job
     gpus.py         the GPUs of a host: listing them, assigning them to agents
     reservation.py  GPUs between jobs: Claim, Reservation

@@ -8,7 +8,6 @@ from __future__ import annotations
 import _thread
 import atexit
 import contextlib
-import ctypes
 import faulthandler
 import json
 import os
@@ -24,12 +23,12 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
+from ..._os import end_with_parent
 from ...errors import WarpwellError
 from .. import devices
 from . import cuda_programs, job_output
 from .member import Member, forget_launcher
 
-_PR_SET_PDEATHSIG = 1
 _INTERRUPTED = 130
 _FLUSH_FAILED = 120  # as Python's own
 _NOT_EXECUTED = 126  # as of a shell
@@ -104,10 +103,10 @@ def _run(command: Sequence[str], member: Member) -> int:
 
 def _run_compiled(command: Sequence[str], member: Member) -> int:
     """Run a program in its own process group, which gets the signals; return the status that a shell would return."""
-    path, prctl = os.path.abspath(command[0]), ctypes.CDLL(None).prctl
+    path = os.path.abspath(command[0])
     try:
-        environ, die = cuda_programs.program_environ(path), lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        child = subprocess.Popen(command, executable=path, env=environ, process_group=0, preexec_fn=die)
+        environ = cuda_programs.program_environ(path)
+        child = subprocess.Popen(command, executable=path, env=environ, process_group=0, preexec_fn=end_with_parent)
     except OSError as error:
         print(f"warpwell: error: {command[0]} cannot be executed: {error.strerror}", file=sys.stderr)
         return _NOT_EXECUTED

@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...driver import DriverServer, build, examine_program, is_compiled, make_library_folder
+from ...driver import DriverServer, build, examine_program, is_compiled, make_library_folder, uses_cuda
 from ...driver.environment import FOLDER as LAYER
 from ...driver.environment import changes
 from ...errors import DeviceNotFoundError, DriverBuildError
+from ...libcuda import driver
 from .gpus import has_driver
 from .options import RunOptions
 from .reservation import Reservation
@@ -33,6 +34,9 @@ _EXIT = "WARPWELL_CUDA_EXIT"
 """Variable that makes the layer end a process whose CUDA runtime does not support pooled GPUs."""
 _NOTES = "WARPWELL_CUDA_REFUSED"
 """Variable with a file to which the layer writes the names of functions that it refuses."""
+
+_NO_DRIVER = "this host has no CUDA driver"
+_OTHER_HOSTS = "name hosts with GPUs in --hosts, or omit --cuda pool to run only Warpwell's kernels"
 
 _SILENT = 1.0
 """Time in seconds after which the compilation of the layer is reported."""
@@ -60,7 +64,7 @@ def prepare(options: RunOptions, folder: Path, environ: Mapping[str, str], away:
     if options.cuda == "local" or (options.cuda == "auto" and obstacle):
         return None
     if obstacle:
-        raise DeviceNotFoundError(f"--cuda pool is not possible: {obstacle}", device="cuda")
+        raise DeviceNotFoundError(f"--cuda pool is not possible: {'; '.join(obstacle)}", device="cuda")
     line = "warpwell: compiling the layer for CUDA programs, once on this machine (about 10 s)"
     timer = threading.Timer(_SILENT, lambda: print(line, file=sys.stderr, flush=True))
     timer.start()
@@ -94,6 +98,18 @@ def refusal(command: Sequence[str], options: RunOptions, environ: Mapping[str, s
     return examine_program(command[0], environ.get("LD_LIBRARY_PATH", ""))[0]
 
 
+def missing_driver(command: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """Return one line if a compiled program is linked with CUDA and this host has no driver, or None.
+
+    Such a program starts nevertheless, because it may use CUDA only if there is a driver.
+    """
+    if driver() is not None or not is_compiled_program(command):
+        return None
+    if not uses_cuda(command[0], environ.get("LD_LIBRARY_PATH", "")):
+        return None
+    return f"{command[0]} uses CUDA, which needs an NVIDIA driver, and {_NO_DRIVER}; install one"
+
+
 def is_compiled_program(command: Sequence[str]) -> bool:
     """Return True if a command of `warpwell run` is a compiled program and not Python code."""
     return command[0] not in ("-c", "-m") and is_compiled(command[0])
@@ -109,25 +125,30 @@ def program_environ(program: str) -> dict[str, str]:
     return environ
 
 
-def _obstacle(options: RunOptions, environ: Mapping[str, str], away: bool) -> str | None:
-    """Return why CUDA calls of the program cannot reach the pool's GPUs, or None."""
+def _obstacle(options: RunOptions, environ: Mapping[str, str], away: bool) -> tuple[str, str] | None:
+    """Return why CUDA calls of the program cannot reach the pool's GPUs, and what to do, or None."""
     if DRIVER in environ:
         return None
     if options.target == "cpu":
-        return "no agent has a GPU with --target cpu; omit one of the two options"
+        return "no agent has a GPU with --target cpu", "omit one of the two options"
     if environ.get(LAYER):
-        return "this process runs in a program of warpwell run and uses the GPUs of its pool; omit --cuda pool"
+        return "this process runs in a program of warpwell run and uses the GPUs of its pool", "omit --cuda pool"
     if away and options.cuda == "pool":  # no driver is necessary here
         return None
     if not has_driver(environ):
-        return "this host has no CUDA driver; omit --cuda pool"
-    return None if options.gpus else "this host has no GPU; omit --cuda pool"
+        return _NO_DRIVER, f"install NVIDIA's driver, {_OTHER_HOSTS}"
+    return None if options.gpus else ("this host has no GPU", _OTHER_HOSTS)
 
 
-def describe_refused(folder: Path) -> str:
-    """Return a sentence about the functions of the CUDA driver that the program requested without success."""
+def describe_refused(folder: Path, options: RunOptions, environ: Mapping[str, str], away: bool) -> str:
+    """Return a sentence about the functions of the CUDA driver that the program requested without success.
+
+    The parameters are those of `prepare`.
+    """
     if not (folder / "cuda").is_dir():
-        return "the program used the GPUs of this machine; --cuda pool reports the reason"
+        reason, _ = _obstacle(options, environ, away) or ("the layer cannot be built (--cuda pool reports why)", "")
+        reason = "--cuda local was given" if options.cuda == "local" else reason
+        return f"no CUDA call of the program went to the pool, because {reason}"
     try:
         names = sorted(set((folder / "cuda" / "refused").read_text().splitlines()))  # some are sentences
     except OSError:

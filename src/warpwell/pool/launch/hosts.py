@@ -73,21 +73,28 @@ def read_hostfile(path: str) -> list[Host]:
     return _merge(found, f"{path} has no host")
 
 
-def slurm_hosts(environ: Mapping[str, str]) -> list[Host] | None:
-    """Return the hosts of a Slurm job and their tasks; None outside of one.
+def slurm_hosts(environ: Mapping[str, str], gpus: Mapping[str, int]) -> list[Host] | None:
+    """Return the hosts of a Slurm job with an agent for each task; None outside of a job.
 
-    The number of tasks is that of ``SLURM_TASKS_PER_NODE``; without it, the number of GPUs of a host,
-    ``SLURM_GPUS_ON_NODE``.
+    If the job does not have a number of tasks (``SLURM_NTASKS``), each host has an agent for each of its `gpus`, or as
+    many as ``SLURM_TASKS_PER_NODE`` or ``SLURM_GPUS_ON_NODE``.
     """
     nodes = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
     if not nodes:
         return None
-    names = [name for entry in _split(nodes) for name in expand(entry)]
+    names = expand_list(nodes)
     tasks: list[int | None] = list(_tasks(environ.get("SLURM_TASKS_PER_NODE", "")))
+    if gpus and not environ.get("SLURM_NTASKS"):
+        return [Host(name, gpus[name]) for name in names if name in gpus]
     if len(tasks) != len(names):
-        gpus = environ.get("SLURM_GPUS_ON_NODE", "")
-        tasks = [int(gpus) if gpus.isdecimal() and int(gpus) else None] * len(names)
+        count = environ.get("SLURM_GPUS_ON_NODE", "")
+        tasks = [int(count) if count.isdecimal() and int(count) else None] * len(names)
     return _merge([Host(n, t) for n, t in zip(names, tasks, strict=True)], f"SLURM_JOB_NODELIST={nodes} has no host")
+
+
+def expand_list(names: str) -> list[str]:
+    """Return the hosts of several entries in Slurm's notation, as in ``a,n[1-2]``."""
+    return [name for entry in _split(names) for name in expand(entry)]
 
 
 def expand(names: str) -> list[str]:

@@ -16,7 +16,7 @@ from queue import Empty
 from typing import Any
 
 from ..._check import extra
-from ..._os import clock
+from ..._os import clock, uninterrupted
 from ...errors import AgentError, PoolVersionError
 from . import cuda_programs, supervise
 from .gpus import assign
@@ -27,10 +27,13 @@ from .listener import Connection, Listener, Observer
 from .mpiexec import Mpiexec, Ranks, root_allowed
 from .options import RunOptions
 from .reservation import WAIT
+from .slurm import Allocation, step_environ
 from .versions import difference
 
 _GRACE = 1.0
 """How long the reason for the end of a process may take to arrive, in seconds."""
+_REVOKED_SECONDS = 30.0
+"""How long an application may take to exit when its allocation has ended, as in Slurm (KillWait)."""
 _END_SECONDS = 10.0
 """More than a supervisor needs to end its member."""
 _LOST_MPIEXEC = 195
@@ -52,10 +55,12 @@ class Launcher:
     command : sequence of str
         The application: a Python file or a compiled program and its arguments, or ``-m``, a module and its arguments.
     options : RunOptions
+    allocation : Allocation, optional
+        If Slurm revokes it, the job ends.
     """
 
-    def __init__(self, command: Sequence[str], options: RunOptions) -> None:
-        self._command, self._options = list(command), options
+    def __init__(self, command: Sequence[str], options: RunOptions, allocation: Allocation | None = None) -> None:
+        self._command, self._options, self._allocation = list(command), options, allocation
         self._hosts: dict[int, str] = {}
         self._connections: list[Connection] = []  # of supervisors
         self._ranks: dict[int, Connection] = {}
@@ -104,7 +109,8 @@ class Launcher:
                 finally:
                     self._stop()
                     if options.explain_refused:
-                        print(f"warpwell: {cuda_programs.describe_refused(self._files.folder)}", file=sys.stderr)
+                        text = cuda_programs.describe_refused(self._files.folder, options, os.environ, away)
+                        print(f"warpwell: {text}", file=sys.stderr)
 
     @contextlib.contextmanager
     def _starter(self) -> Iterator[socket.socket]:
@@ -130,14 +136,16 @@ class Launcher:
             try:
                 yield connected
             finally:
-                self._process.kill()
-                self._process.wait()
-                self._files.remove()
+                with uninterrupted():  # without the supervisor, this process alone removes the files
+                    self._process.kill()
+                    self._process.wait()
+                    self._files.remove()
 
     def _run(self, starter: Connection, away: bool) -> int:
         environ = self._environ(away)
         ranks, folder = self._ranks_to_start(away), str(self._files.folder)
         command = self._mpiexec.line(ranks, environ, ft=self._ft, tcp=self._options.tcp, folder=folder)
+        command = step_environ(os.environ, self._options.hosts) + command
         start = clock.monotonic()
         starter.send(run=command, environ=dict(environ.items() - os.environ.items()))
         while self._status is None:
@@ -153,6 +161,8 @@ class Launcher:
                 self._status = self._doom[1]
             if self._status is None and self._parent not in (None, os.getppid()):
                 self._status = -signal.SIGHUP
+            if self._allocation is not None and self._allocation.is_revoked():
+                self._on_revocation()
             if self._process.poll() is not None:
                 self._on_mpiexec_end(self._process.returncode)
             self._observers = [o for o in self._observers if not o.answer()]
@@ -240,6 +250,14 @@ class Launcher:
         for each in self._ranks.values():  # MPI may not report an agent that exits, and its silence is noticed unready
             if each is not connection and each.is_open:
                 each.send(lost=connection.rank)
+
+    def _on_revocation(self) -> None:
+        """Ask the application to exit, as Slurm does, and end the job some time later."""
+        self._allocation = None
+        text = "Slurm has ended the allocation, which was cancelled or has reached its time limit"
+        print(f"warpwell: {text}", file=sys.stderr, flush=True)
+        self._on_signal(signal.SIGTERM)
+        self._fail(-signal.SIGTERM, _REVOKED_SECONDS)
 
     def _fail(self, why: AgentError | int, seconds: float = _GRACE) -> None:
         """End the job with this soon; not at once, because the status of an ended application may be on its way."""
@@ -425,6 +443,8 @@ class Launcher:
         if options.trace is not None:
             found["WARPWELL_POOL_TRACE"] = os.path.abspath(options.trace)
         cuda = cuda_programs.prepare(options, self._files.folder, found, away)
+        if cuda is None and options.cuda == "auto" and (note := cuda_programs.missing_driver(self._command, found)):
+            print(f"warpwell: note: {note}", file=sys.stderr)
         if cuda is not None:
             found[cuda_programs.JOB] = cuda
             self._communicator = 1 + options.agents if away else None

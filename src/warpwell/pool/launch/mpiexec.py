@@ -124,6 +124,8 @@ class Mpiexec:
             command += ["--mca", "pml", "ob1"] if ft or tcp else []
             command += ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
             command += ["--mca", "btl", "tcp,self"] if tcp else []
+            # in a Slurm job, its hosts would be the only possible ones, without the host of the application
+            command += ["--prtemca", "ras", "^slurm"] if environ.get("SLURM_JOB_ID") else []
             command += ["--prtemca", "prte_local_tmpdir_base", folder] if folder is not None else []
         carried = [name for name in sorted(environ) if name.startswith(_CARRIED)] if away and not mpich else []
         for number, each in enumerate(ranks):

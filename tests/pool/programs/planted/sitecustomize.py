@@ -1,6 +1,7 @@
 """Python imports this at its start. It does to one agent of a pool what WARPWELL_TEST_PLANTED says: RANK:WHAT,...
 
-``launcher:NAME`` lets the launcher write ``held`` and wait when it calls this function of ``warpwell.pool.launch``.
+``launcher:NAME`` lets the launcher write ``held`` and wait when it calls this function of ``warpwell.pool.launch``;
+``interrupt:NAME`` presses Ctrl-C at the beginning of that call.
 """
 
 import importlib.abc
@@ -55,27 +56,42 @@ def _later(act):
     time.sleep(0)
 
 
-def _hold(moment):
-    """Replace a function of the launcher by one that does not return."""
+def _hold(*_arguments, **_options):
+    print("held", flush=True)
+    time.sleep(600)
+
+
+def _replace(path, replacement):
+    """Replace a function of the launcher by what `replacement` makes of it."""
     from importlib import import_module
 
-    module, *names, name = moment.split(".")
+    module, *names, name = path.split(".")
     holder = import_module(f"warpwell.pool.launch.{module}")
     for each in names:
         holder = getattr(holder, each)
-    setattr(holder, name, lambda *_arguments, **_options: (print("held", flush=True), time.sleep(600)))
+    setattr(holder, name, replacement(getattr(holder, name)))
+
+
+def _interrupted(function):
+    def call(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGINT)
+        return function(*arguments, **options)
+
+    return call
 
 
 if any(name.endswith("agent_main") for name in sys.orig_argv):
     for plant in os.environ.get("WARPWELL_TEST_PLANTED", "").split(","):
-        rank, _, what = plant.partition(":")
+        rank, _, action = plant.partition(":")
         if rank and rank == os.environ.get("PMIX_RANK"):
-            module, act = ACTS[what]
+            module, act = ACTS[action]
             if module is None:
                 act()
             else:
                 sys.meta_path.insert(0, _At(module, act))
 if sys.orig_argv[1:4] == ["-m", "warpwell", "run"]:
-    rank, _, what = os.environ.get("WARPWELL_TEST_PLANTED", "").partition(":")
+    rank, _, action = os.environ.get("WARPWELL_TEST_PLANTED", "").partition(":")
     if rank == "launcher":
-        _hold(what)
+        _replace(action, lambda _function: _hold)
+    elif rank == "interrupt":
+        _replace(action, _interrupted)
