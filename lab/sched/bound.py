@@ -9,7 +9,7 @@ import numpy as np
 
 from warpwell import errors
 from warpwell._check import imported
-from warpwell.scheduler import Task
+from warpwell.scheduler.extend import Task
 
 if TYPE_CHECKING:
     from .rates import Matrix

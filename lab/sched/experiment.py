@@ -10,13 +10,12 @@ from typing import Any
 from warpwell import errors
 from warpwell._check import checked_integer, checked_number
 from warpwell.cli._common import new_file
-from warpwell.scheduler import Capacity, Core, Log, SourceModel
 from warpwell.scheduler.decision import SOURCE
-from warpwell.scheduler.predict.rates import ClassTable, RateModel
+from warpwell.scheduler.extend import Capacity, Core, Log, SourceModel
 
 from .metrics import NEEDED
 from .policies import NAMES, make_policy
-from .rates import Matrix
+from .rates import ClassTable, Matrix, RateModel
 from .replay import ReplayResult, replay
 from .simulator import HostDelays, Simulator
 from .traces.recipe import Recipe

@@ -9,13 +9,13 @@ from lab.cli import parser_of, run_command
 from warpwell.cli._common import json_option, output_of
 from warpwell.errors import ArgumentError
 
-from .fitting import fit, read_csv, read_log
+from .fitting import fit, read_csv, write_model
 
 
 def main(argv: list[str]) -> int:
     """Run the command."""
     parser = parser_of("sched fit", "Fit the cost formula to measured preemptions.")
-    text = "preemptions: .csv (miss_rate, bytes, cycles or seconds; kind, decay), or a log"
+    text = "CSV of preemptions (miss_rate, bytes, cycles or seconds; kind, decay)"
     parser.add_argument("measurements", nargs="+", metavar="FILE", help=text)
     parser.add_argument("--clock", type=float, default=1.755e9, metavar="HZ", help="cycles a second (default 1.755e9)")
     parser.add_argument("--out", metavar="FILE.json", help="write the constants, for --model of other commands")
@@ -30,10 +30,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ArgumentError(f"--clock {arguments.clock:g}: give cycles a second", name="clock")
     rows = []
     for path in arguments.measurements:
-        rows += (read_csv if path.endswith(".csv") else read_log)(path, arguments.clock)
+        rows += read_csv(path, arguments.clock)
     found = fit(rows, origin=", ".join(arguments.measurements))
     if arguments.out:
-        found.model.save(arguments.out)
+        write_model(found.model, arguments.out)
     values = asdict(found)
     notes, model = values.pop("notes"), values.pop("model")
     unknown = sum(p.cycles is not None and (p.nbytes is None or p.miss_rate is None) for p in rows)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from warpwell import errors
-from warpwell.scheduler import Kind, Log, SourceModel
+from warpwell.json_file import read_json
 from warpwell.scheduler.decision import SOURCE
+from warpwell.scheduler.extend import Kind, SourceModel
 
 from .traces import rows
 
@@ -87,7 +90,7 @@ def fit(preemptions: Iterable[Preemption], origin: str = "measured") -> Fit:
     decays = [(p.kind, p.decay) for p in measured if p.kind is not None and p.decay is not None]
     if not costs and not decays:
         message = "no preemption has a cost (bytes, miss_rate, and cycles or seconds) or a decay (kind and decay)"
-        raise errors.ArgumentError(f"{message}: give a CSV with these columns, or a log of a run that preempted")
+        raise errors.ArgumentError(f"{message}: give a CSV with these columns")
     notes: list[str] = []
     slope, base, r2, r2_source = SOURCE.slope, SOURCE.base, None, None
     if len(costs) >= 2:
@@ -176,26 +179,29 @@ def read_csv(path: str | os.PathLike[str], clock: float) -> list[Preemption]:
     return found
 
 
-def read_log(path: str | os.PathLike[str], clock: float) -> list[Preemption]:
-    """Read the costs of preemptions from a log: the time from each "preempt" to its "stop".
+def write_model(model: SourceModel, path: str | os.PathLike[str]) -> None:
+    """Write the constants of the cost formula as JSON."""
+    Path(path).write_text(json.dumps(asdict(model), indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
-    The event has the bytes that a multiprocessor had to save, and the miss rate of the co-runners (``saved`` in its
-    `why`).
 
-    Parameters
-    ----------
-    path : str or os.PathLike
-        A file of `Log.write`.
-    clock : float
-        Cycles a second.
+def read_model(path: str | os.PathLike[str]) -> SourceModel:
+    """Read a file that `write_model` wrote.
+
+    Raises
+    ------
+    MissingFileError
+        The file does not exist.
+    FormatError
+        The file is not a JSON object with these names and numbers.
     """
-    pending: dict[int, tuple[float, Mapping[str, float]]] = {}
-    found = []
-    for event in Log.load(path):
-        if event.kind == "preempt":
-            pending[event.task] = event.time, event.why.get("saved", {})
-        elif event.kind in ("stop", "end", "fail", "cancel", "lost"):
-            start, saved = pending.pop(event.task, (None, {}))
-            if event.kind == "stop" and start is not None:
-                found.append(Preemption(saved.get("bytes"), saved.get("miss_rate"), (event.time - start) * clock))
-    return found
+    values = read_json(path, "a cost model")
+    names = [f.name for f in fields(SourceModel)]
+    try:
+        if not set(values) <= set(names):
+            raise ValueError(f"it must be an object with some of {', '.join(names)}")
+        for name in names[:4]:
+            if not isinstance(values.get(name, 0.0), int | float):
+                raise ValueError(f"{name} is not a number")
+        return SourceModel(**values)
+    except ValueError as error:
+        raise errors.FormatError(f"{path} is not a cost model: {error}", path=path) from error

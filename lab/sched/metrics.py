@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from warpwell.cli._common import Output
-from warpwell.scheduler import Event, Job, Request, State, Task
+from warpwell.scheduler.extend import Event, Job, Request, State, Task
 from warpwell.scheduler.task import DONE
 
 

@@ -7,7 +7,7 @@ import os
 
 from warpwell import errors
 from warpwell._check import extra
-from warpwell.scheduler import Log
+from warpwell.scheduler.extend import Log
 from warpwell.scheduler.report.timeline import residency_intervals
 
 MAX_BARS = 5000

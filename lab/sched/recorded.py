@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from warpwell import errors
-from warpwell.scheduler import Core, Kind, Policy, Profile, Request, Task
-from warpwell.scheduler.predict.rates import ClassTable
+from warpwell.scheduler import Policy, Profile
+from warpwell.scheduler.extend import Core, Kind, Request, Task
 
 from .metrics import Metrics
 from .policies import make_policy
-from .rates import Matrix, Pair
+from .rates import ClassTable, Matrix, Pair
 from .replay import replay
 from .simulator import HostDelays, Simulator
 

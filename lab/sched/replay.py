@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from warpwell import errors
-from warpwell.scheduler import Core, Job, Log, Request, Task
+from warpwell.scheduler.extend import Core, Job, Log, Request, Task
 
 from .metrics import Metrics, measure
 from .simulator import Simulator

@@ -18,8 +18,8 @@ from warpwell.array.opening import require_device
 from warpwell.cli._common import Report, json_option, output_of
 from warpwell.cli.sched import trace_option
 from warpwell.errors import ArgumentError, SchedulerError
-from warpwell.scheduler import Core, Log, Task
 from warpwell.scheduler.executors import executor_of
+from warpwell.scheduler.extend import Core, Log, Task
 from warpwell.scheduler.report.timeline import write_trace
 from warpwell.targets import default_device
 

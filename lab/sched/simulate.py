@@ -8,10 +8,10 @@ from typing import Any
 from lab.cli import parser_of, run_command
 from warpwell._check import checked_number
 from warpwell.cli._common import Output, json_option, output_of
-from warpwell.scheduler import SourceModel
 from warpwell.scheduler.decision import SOURCE
 
 from .experiment import ERROR, Experiment, chosen, file_of
+from .fitting import read_model
 from .metrics import print_table
 from .traces.recipe import CAPACITIES, Recipe
 
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         limit=arguments.limit,
         error=arguments.error,
         device=CAPACITIES[arguments.device] if arguments.device else None,
-        model=SOURCE if arguments.model is None else SourceModel.load(arguments.model),
+        model=SOURCE if arguments.model is None else read_model(arguments.model),
         host=1e-6 * checked_number(arguments.host, "--host", maximum=1e6),
     )
     workload = experiment.recipe.make()

@@ -9,9 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from warpwell import errors
-from warpwell.scheduler import Capacity, Ended, Executor, Job, Kind, Placement, Profile, SourceModel, Stopped, Task
-from warpwell.scheduler.predict.rates import RateModel, class_of
-from warpwell.scheduler.residency import ResidentKernel, Shape, fit, shape_of
+from warpwell.scheduler import Profile
+from warpwell.scheduler.extend import Capacity, Ended, Executor, Job, Kind, Placement, SourceModel, Stopped, Task
+from warpwell.scheduler.residency import Shape, shape_of
+
+from .rates import RateModel, class_of
+from .residency import ResidentKernel, allowed_blocks, demand_of, fit
 
 NEVER = math.inf
 
@@ -111,7 +114,7 @@ class Simulated:
         self.position = position
         self.base = int(position)
         self.alone = shape.alone
-        self.allowed = shape.allowed(placement.workers)
+        self.allowed = allowed_blocks(shape, placement.workers)
         self.next_allowed = self.allowed
         self.load = shape.load
         self.width = self.allowed
@@ -288,7 +291,7 @@ class Simulator(Executor):
         shape = shape_of(profile, task.blocks, self._capacity)
         run = Simulated(job, shape, float(job.done) if position is None else position, placement)
         if position is not None:
-            self._transfer(run, shape.demand(run.allowed, run.base, position))
+            self._transfer(run, demand_of(shape, run.allowed, run.base, position))
         self._runs[job] = run
         self._changed = True
 
@@ -328,13 +331,13 @@ class Simulator(Executor):
         if workers is not None and workers < 1:
             raise errors.ArgumentError(f"a quota of {workers} workers: give at least one", name="workers")
         run = self._runs.get(job)
-        has_launch = younger or (run is not None and run.shape.allowed(workers) > run.next_allowed)
+        has_launch = younger or (run is not None and allowed_blocks(run.shape, workers) > run.next_allowed)
         self._busy(self._host.launch * (1 + (job in self._behind)) if has_launch else self._host.signal)
         run = self._find(job)
         if run is None or run.plain or run.mode:
             return
         run.younger |= younger
-        run.next_allowed = run.shape.allowed(workers)
+        run.next_allowed = allowed_blocks(run.shape, workers)
         if run.resize_at is NEVER and run.resize_goal is NEVER:
             if self.mode == "switch":
                 leaving = run.found if run.younger else max(0, run.found - run.next_allowed)

@@ -8,7 +8,7 @@ from typing import Any
 
 from lab.cli import parser_of, run_command
 from warpwell.cli._common import json_option, output_of
-from warpwell.scheduler import Kind
+from warpwell.scheduler.extend import Kind
 
 from .simulate import finite, print_description, recipe_of, trace_options
 from .traces import table

@@ -259,13 +259,14 @@ def test_page_has_a_column_for_each_machine(tmp_path: Path) -> None:
     more = {"goal": 3.0, "ceiling": {"id": "copy", "value": 4.0}, "peers": peers}
     first, second = figure("x", [1.0, 2.0, 3.0], **more), figure("y", [5.0], better="lower")
     schema.write(tmp_path / "h100" / "b.json", result(first))
-    schema.write(tmp_path / "two-cores" / "b.json", result(first, second))
+    full = {"options": {"device": "cpu"}}
+    schema.write(tmp_path / "two-cores" / "b.json", result(first, second, **full))
     (tmp_path / "h200" / "sched").mkdir(parents=True)
     text = page.render(tmp_path)
     assert text.startswith("# Figures\n") and "## b\n" in text and "h200" not in text
-    found = "~2; 0.50 of copy; missed goal 3; Peer 1,234"
-    assert f"| figure | h100 | two-cores |\n|---|---|---|\n| x (1/s) | {found} | {found} |" in text
-    assert "| y (1/s) |  | 5 |" in text
+    found = "~2; 0.50; missed goal 3; Peer 1,234"
+    assert "| figure | h100 0123abcd | two-cores 0123abcd, full data |\n|---|---|---|\n" in text
+    assert f"| x (1/s; of copy) | {found} | {found} |\n| y (1/s) |  | 5 |" in text
 
 
 def test_page_shows_the_chosen_figures_of_a_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

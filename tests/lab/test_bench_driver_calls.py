@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 from lab.driver import build
 
@@ -17,7 +18,7 @@ def test_costs_beside_native(tmp_path: Path) -> None:
     out = tmp_path / "costs.json"
     command = [sys.executable, "-m", "lab.bench.driver_calls", "--quick", "--without-numba", "--json", str(out)]
     done = subprocess.run(
-        [*command, "--driver", str(build.build().fake)], capture_output=True, text=True, timeout=100, cwd=ROOT
+        [*command, "--driver", str(build.build().fake)], capture_output=True, text=True, timeout=HANG_SECONDS, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
     costs = json.loads(out.read_text())["costs"]

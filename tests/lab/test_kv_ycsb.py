@@ -137,7 +137,8 @@ def test_operations_are_in_proportion(name: str) -> None:
         assert block.kinds.shape == block.keys.shape
         for kind, key in zip(block.kinds.tolist(), block.keys.tolist(), strict=True):
             kinds.append(kind)
-            assert (key in loaded) == (kind != INSERT)  # never a record that is not there yet, never one twice
+            # Never reads a record before its insert, never inserts one twice.
+            assert (key in loaded) == (kind != INSERT)
             loaded.add(key)
     assert len(kinds) == 50_000
     assert len(loaded) == requests.records
@@ -165,7 +166,7 @@ def test_inserts_of_scrambled_requests_become_visible() -> None:
                 loaded.add(key)
             else:
                 new.discard(key)
-    assert len(new) < requests.records - 100  # some were read after they had been inserted
+    assert len(new) < requests.records - 100  # some records were read after their insert
 
 
 def test_property_files(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from lab.sched.metrics import measure
 from lab.sched.policies import BASELINES, make_policy
 from lab.sched.policies.chimera import Chimera
 from lab.sched.policies.smk_drf import SmkDrf, dominant_share_counts
+from lab.sched.rates import RateModel
 from lab.sched.replay import replay
 from lab.sched.simulator import Simulator
 from lab.testing.policies import PolicyConformance
 from warpwell import errors
-from warpwell.scheduler import Capacity, Core, Job, Kind, Policy, Profile, Request, SourceModel, Task
-from warpwell.scheduler.predict.rates import RateModel
+from warpwell.scheduler import Policy, Profile
+from warpwell.scheduler.extend import Capacity, Core, Job, Kind, Request, SourceModel, Task
 
 WAVE = 1056
 """Blocks that the device holds: 8 on each of 132 multiprocessors."""
@@ -75,11 +76,11 @@ DRAINED = {"urgent": 5.0, "victim": 11.0}
     ("bound", "idempotent", "expected"),
     [
         (15e-6, (), SWITCHED),
-        (15e-6, ("victim",), SWITCHED),  # it loses 20 us, a flush 400 us
-        (5e-6, (), SWITCHED),  # no technique is fast enough: the fastest
+        (15e-6, ("victim",), SWITCHED),  # a switch loses 20 us, a flush 400 us
+        (5e-6, (), SWITCHED),  # no technique meets the bound, so the fastest is chosen
         (5e-6, ("victim",), FLUSHED),
         (5e-6, ("urgent",), SWITCHED),
-        (1e-3, ("victim",), DRAINED),  # 0.6 ms, and nothing is lost
+        (1e-3, ("victim",), DRAINED),  # a drain takes 0.6 ms, and loses no work
     ],
 )
 def test_chimera_chooses_the_technique_by_its_bound(

@@ -3,12 +3,12 @@
 import pytest
 
 from lab.sched.bound import bound
-from lab.sched.rates import Matrix, Pair
+from lab.sched.rates import ClassTable, Matrix, Pair
+from lab.sched.residency import ResidentKernel
 from lab.sched.simulator import Simulator
 from warpwell import errors
-from warpwell.scheduler import Capacity, Job, Kind, Placement, Profile, Request, Task
-from warpwell.scheduler.predict.rates import ClassTable
-from warpwell.scheduler.residency import ResidentKernel
+from warpwell.scheduler import Profile
+from warpwell.scheduler.extend import Capacity, Job, Kind, Placement, Request, Task
 
 CAPACITY = Capacity()
 
@@ -48,7 +48,7 @@ def test_a_reissued_kernel_is_younger_in_a_simulation(mode: str, younger: bool) 
     simulator.resize(compute, 264, younger)
     simulator.wait(10e-3)
     rates = [simulator.progress(job) / job.task.blocks for job in (compute, memory)]
-    assert rates[1] > 0.4 if younger else rates[1] < 0.15  # of 0.45 that it does alone in this time
+    assert rates[1] > 0.4 if younger else rates[1] < 0.15  # solo, it does 0.45 in this time
     assert rates[0] > 0.4
 
 

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from lab.commands import main as lab
-from lab.sched.fitting import Preemption, fit, read_csv, read_log
-from lab.sched.rates import Matrix
+from lab.sched.fitting import Preemption, fit, read_csv, read_model
+from lab.sched.rates import ClassTable, Matrix
 from lab.sched.replay import replay
 from lab.sched.simulator import Simulator
 from warpwell import errors
-from warpwell.scheduler import Capacity, Profile, Request, Task
+from warpwell.scheduler import Profile
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.decision import SOURCE, SourceModel
-from warpwell.scheduler.events import Event, Log
+from warpwell.scheduler.events import Log
+from warpwell.scheduler.extend import Capacity, Request, Stopped, Task
 from warpwell.scheduler.predict.peaks import machine_for
 from warpwell.scheduler.predict.predictor import Predictor
-from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.predict.record import KernelRecord, kind_of, sized
 from warpwell.scheduler.task import Kind
 
@@ -103,42 +103,42 @@ def test_files_that_are_not_text_or_nest_too_deeply_are_refused(tmp_path):
     deep.write_text("[" * 100_000)
     with pytest.raises(errors.FormatError, match="binary"):
         read_csv(binary, 1e9)
-    for read in (SourceModel.load, Matrix.read, Log.load):
+    for read in (read_model, Matrix.read, Log.load):
         for path in (binary, deep):
             with pytest.raises(errors.FormatError, match=path.name):
                 read(path)
 
 
-def a_log(path):
-    log = Log()
-    for k in range(6):
-        t, nbytes, miss = k * 1.0, 1e6 * (k + 1), 0.1 * k
-        why = {"saved": {"bytes": nbytes, "miss_rate": miss}} if k % 2 else {}
-        log.add(Event(t, "launch", 2 * k, "stays"))
-        log.add(Event(t + 0.1, "launch", 2 * k + 1, f"goes{k}"))
-        log.add(Event(t + 0.2, "preempt", 2 * k + 1, f"goes{k}", why=why))
-        log.add(Event(t + 0.2 + (0.05 * 0.3 + 0.01) * nbytes / 1e9, "stop", 2 * k + 1, f"goes{k}"))
-        log.add(Event(t + 0.9, "end", 2 * k, "stays"))
-    with open(path, "w", encoding="utf-8") as file:
-        log.write(file)
-    return str(path)
+class Recording(Simulator):
+    """Records what a multiprocessor had to save at each preemption, and how long it took."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.rows, self.pending = [], {}
+
+    def preempt(self, job, mode="drain"):
+        profile, placement = job.task.profile, job.placement
+        blocks = min(profile.resident, job.task.blocks, placement.workers or job.task.blocks)
+        nbytes = (profile.registers + profile.shared) * -(-blocks // self.capacity.processors)
+        misses = [other.task.profile.miss_rate for other in self.core.running if other is not job]
+        self.pending[job] = self.now(), nbytes, max(misses, default=0.0)
+        super().preempt(job, mode)
+
+    def poll(self):
+        events = super().poll()
+        for event in events:
+            start, nbytes, miss_rate = self.pending.pop(event.job, (None, 0, 0))
+            if isinstance(event, Stopped) and start is not None:
+                self.rows.append(Preemption(nbytes, miss_rate, (event.time - start) * self.capacity.clock))
+        return events
 
 
-def test_a_log_has_costs(tmp_path):
-    rows = read_log(a_log(tmp_path / "log.jsonl"), 1e9)
-    assert [r.cycles for r in rows] == pytest.approx([(0.05 * 0.3 + 0.01) * 1e6 * (k + 1) for k in range(6)])
-    assert [r.nbytes for r in rows] == [None, 2e6, None, 4e6, None, 6e6]
-    assert [r.miss_rate for r in rows] == [None, pytest.approx(0.1), None, pytest.approx(0.3), None, pytest.approx(0.5)]
-    (tmp_path / "bad.jsonl").write_text("{]")
-    with pytest.raises(errors.FormatError):
-        read_log(tmp_path / "bad.jsonl", 1e9)
-
-
-def test_a_simulated_run_gives_its_own_constants_back(tmp_path):
+def test_a_simulated_run_gives_its_own_constants_back():
     model = SourceModel(slope=0.05, base=0.03)
     requests = []
     for k in range(90):
-        memory = k % 3 == 2  # it comes to two compute-intensive ones, of which one goes
+        # The memory-intensive kernel arrives while two compute-intensive ones run, and replaces one.
+        memory = k % 3 == 2
         profile = Profile(
             Kind.MEMORY if memory else Kind.COMPUTE,
             0.02,
@@ -151,12 +151,10 @@ def test_a_simulated_run_gives_its_own_constants_back(tmp_path):
         arrival = 0.2 * (k // 3) + 1e-3 * (k % 3)
         requests.append(Request(f"r{k}", [Task(f"kernel{k}", 50_000, profile)], arrival=arrival))
     rates = ClassTable()
-    core = Core(Simulator(rates, model=model, mode="switch"), "source", rates=rates)
-    log = replay(requests, core).log
-    with open(tmp_path / "log", "w", encoding="utf-8") as file:
-        log.write(file)
-    rows = read_log(tmp_path / "log", core.executor.capacity.clock)
-    found = fit(rows)
+    simulator = Recording(rates, model=model, mode="switch")
+    simulator.core = Core(simulator, "source", rates=rates)
+    replay(requests, simulator.core)
+    found = fit(simulator.rows)
     assert found.costs >= 5
     assert found.model.slope == pytest.approx(0.05) and found.model.base == pytest.approx(0.03)
     assert found.model.r2 > 0.999
@@ -169,11 +167,12 @@ def run(capsys, *arguments):
 
 def test_the_command_writes_constants_that_load(tmp_path, capsys):
     rows = [[p.nbytes, p.miss_rate, p.cycles, p.kind.value, p.decay] for p in preemptions(0.07, 0.02)]
-    path = write(tmp_path / "a.csv", ["bytes", "miss_rate", "cycles", "kind", "decay"], *rows)
-    code, result = run(capsys, path, a_log(tmp_path / "log"), "--out", str(tmp_path / "m.json"), "--clock", "1e9")
-    assert code == 0 and result["costs"] == 63
-    assert "3 preemptions were left out" in result["notes"][-1]
-    model = SourceModel.load(tmp_path / "m.json")
+    unknown = ["", "", 1000, "", ""]
+    path = write(tmp_path / "a.csv", ["bytes", "miss_rate", "cycles", "kind", "decay"], *rows, unknown)
+    code, result = run(capsys, path, "--out", str(tmp_path / "m.json"), "--clock", "1e9")
+    assert code == 0 and result["costs"] == 60
+    assert "1 preemptions were left out" in result["notes"][-1]
+    model = read_model(tmp_path / "m.json")
     assert model.slope == pytest.approx(0.07, rel=0.05) and "a.csv" in model.origin
     assert model.r2 == pytest.approx(result["r2"])
 

@@ -7,7 +7,7 @@ import pytest
 
 from lab.sched.plot import draw
 from warpwell import errors
-from warpwell.scheduler import Event, Log
+from warpwell.scheduler.extend import Event, Log
 
 
 def sample() -> Log:
@@ -25,7 +25,7 @@ def sample() -> Log:
 
 
 def test_picture(tmp_path: Path) -> None:
-    had = "matplotlib.pyplot" in sys.modules
+    was_imported = "matplotlib.pyplot" in sys.modules
     for name, magic in (("a.png", b"\x89PNG"), ("a.svg", b"<?xml")):
         draw(sample(), tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(magic)
@@ -33,4 +33,4 @@ def test_picture(tmp_path: Path) -> None:
         draw(sample(), tmp_path / "a.nothing")
     with pytest.raises(errors.ArgumentError, match="the log has 0 launches"):
         draw(Log(), tmp_path / "b.png")
-    assert had or "matplotlib.pyplot" not in sys.modules  # which would keep figures, and want a display
+    assert was_imported or "matplotlib.pyplot" not in sys.modules  # pyplot would keep figures, and need a display

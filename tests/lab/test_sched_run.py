@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.harness.until import HANG_SECONDS, until
 
 from lab.commands import main as lab
 from warpwell.cli.main import main
@@ -128,7 +128,7 @@ def written(path: Path) -> Path:
     log = Log()
     log.about = {"policy": "source"}
     log.add(Event(0.0, "arrive", 0, "gemm", "a"))
-    log.add(Event(0.0, "launch", 0, "gemm", "a", {"rule": "best combination", "beside": []}))
+    log.add(Event(0.0, "launch", 0, "gemm", "a", {"rule": "best combination", "co_runners": []}))
     log.add(Event(0.5, "hold", 1, "mvt", "b", {"rule": "no prediction", "victim": 0}))
     log.add(Event(1.0, "end", 0, "gemm", "a", {"ran": 1.0, "preemptions": 0}))
     with path.open("w") as stream:
@@ -141,7 +141,7 @@ def test_explaining_a_log(capsys: Capture, tmp_path: Path) -> None:
     _, out, _ = called(capsys, "explain", str(path))
     out_lines = out.splitlines()
     assert out_lines[0] == "policy source" and len(out_lines) == 3
-    assert "gemm (task 0) was launched with nothing else running" in out_lines[1]
+    assert "gemm (task 0) was launched on the idle device" in out_lines[1]
     _, out, _ = called(
         capsys,
         "explain",
@@ -249,7 +249,7 @@ def test_serving_until_a_signal(capsys: Capture, tmp_path: Path) -> None:
             assert process.stdout is not None
             started = json.loads(process.stdout.readline())
             assert started["socket"] == str(socket) and started["policy"] == "source" and started["device"] == "cpu"
-            subprocess.run([sys.executable, str(tmp_path / "client.py"), str(socket)], check=True, timeout=110)
+            subprocess.run([sys.executable, str(tmp_path / "client.py"), str(socket)], check=True, timeout=HANG_SECONDS)
             code, out, _ = called(capsys, "status", "--socket", str(socket), "--json")
             status: dict[str, Any] = json.loads(out)
             assert code == 0 and status["owner_pid"] == started["owner_pid"] and status["owner_restarts"] == 0
@@ -260,7 +260,7 @@ def test_serving_until_a_signal(capsys: Capture, tmp_path: Path) -> None:
             with pytest.raises(ServiceError, match="tenant 'c' has no setting in this service"):
                 connect(socket, tenant="c")
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
+            assert process.wait(HANG_SECONDS) == 0
         finally:
             process.kill()
     assert not socket.exists()
@@ -268,10 +268,7 @@ def test_serving_until_a_signal(capsys: Capture, tmp_path: Path) -> None:
         _, out, _ = called(capsys, "explain", str(path), "--all")
         assert "fill (task 0) has ended" in out
     assert 'tenant="a"' in metrics.read_text()
-    until = time.monotonic() + 20
-    while os.path.exists(f"/proc/{started['owner_pid']}") and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not os.path.exists(f"/proc/{started['owner_pid']}")
+    until(lambda: not os.path.exists(f"/proc/{started['owner_pid']}"))
 
 
 def test_a_log_is_explained_where_stdin_and_stdout_are_closed(tmp_path: Path) -> None:

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.sched.rates import Matrix, Pair
+from lab.sched.rates import BESIDE_MEMORY, ClassTable, Matrix, Pair
 from lab.sched.replay import replay
 from lab.sched.simulator import RELIEVED, HostDelays, Simulator
 from warpwell import errors
-from warpwell.scheduler import Capacity, Ended, Job, Kind, Placement, Profile, Request, State, Stopped, Task
+from warpwell.scheduler import Profile
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.decision import SourceModel
+from warpwell.scheduler.extend import Capacity, Ended, Job, Kind, Placement, Request, State, Stopped, Task
 from warpwell.scheduler.policies import POLICIES
-from warpwell.scheduler.predict.rates import BESIDE_MEMORY, ClassTable
 
 FULL = 8 * 132
 MEMORY = Profile(kind=Kind.MEMORY, seconds=1e-3, miss_rate=0.8)
@@ -203,7 +203,7 @@ def test_a_switch_takes_the_cycles_of_the_source(co_runner):
     ended = [event for event in until_quiet(simulator) if event.job is victim]
     assert isinstance(ended[0], Ended)
     assert simulator.saved_seconds == pytest.approx(2 * seconds)
-    if co_runner is None:  # nothing is lost but the time of saving and restoring
+    if co_runner is None:  # only the time for saving and restoring is lost
         assert ended[0].time == pytest.approx(1e-3 / ClassTable().together([victim], [half()])[0] + 2 * seconds)
 
 
@@ -229,8 +229,8 @@ def test_a_drain_ends_the_wave():
     simulator.launch(kernel, Placement())
     simulator.wait(2.5e-4)
     assert simulator.cost(kernel, []) == pytest.approx(0.5e-4)
-    simulator.preempt(kernel, "switch")  # which this device has not: a drain
-    simulator.preempt(kernel)  # asking twice is asking once
+    simulator.preempt(kernel, "switch")  # this device cannot switch, so it drains
+    simulator.preempt(kernel)  # a second request has no effect
     simulator.wait(None)
     (stopped,) = simulator.poll()
     assert stopped.done == 3 * FULL and stopped.time == pytest.approx(3e-4)
@@ -263,7 +263,7 @@ def test_a_kernel_that_starves_leaves_when_it_has_ended_its_blocks():
     simulator.preempt(second_job)
     first, then = until_quiet(simulator)
     assert first == Ended(first_job, first.time) and first.time >= 1e-3
-    # It has its block in hand to do, at the rate that it has alone with half of its workers.
+    # The second job finishes its current block, at the solo rate with half of its workers.
     (rate,) = table.together([second_job], [half()])
     assert then == Stopped(second_job, pytest.approx(first.time + 1e-3 / 20 / rate), FULL // 2)
 
@@ -340,10 +340,10 @@ def test_the_device_goes_on_while_the_host_is_busy():
     assert simulator.poll() == []
     simulator.preempt(first)  # decided at 300, seen at 310: its third wave ends at 350
     assert simulator.now() == pytest.approx(310e-6)
-    simulator.launch(second, Placement())  # at 360, when the other has left
+    simulator.launch(second, Placement())  # starts at 360, after the first kernel has left
     assert simulator.poll() == [Stopped(first, pytest.approx(350e-6), 3 * FULL)]
     assert [event.time for event in until_quiet(simulator)] == [pytest.approx(1360e-6)]
-    # Before the next command of the host there is a decision, and so the cost includes: notice, decide, launch.
+    # The host decides before its next command, so the cost includes three delays: notice, decide, launch.
     assert simulator.cost(first, []) == pytest.approx(170e-6 + 50e-6)
 
 
@@ -475,7 +475,7 @@ def test_work_is_conserved(mode, plan, policy, limit, host):
         assert simulator.work[job] == pytest.approx(job.task.profile.seconds, rel=1e-6, abs=1e-6)
         runs = simulator.spans[job]
         assert all(first[1] <= second[0] for first, second in itertools.pairwise(runs))
-        # Launched where it stopped; all blocks, each once.
+        # Each launch starts at the block at which the last one stopped: all blocks run, each once.
         steps = simulator.blocks[job]
         assert steps[0] == 0 and steps[-1] == job.task.blocks
         for stopped, launched in zip(steps[1::2], steps[2::2], strict=False):

@@ -1,8 +1,9 @@
 """The simulator does what every executor does."""
 
+from lab.sched.rates import ClassTable
 from lab.sched.simulator import HostDelays, Simulator
-from warpwell.scheduler import Kind, Profile, Task
-from warpwell.scheduler.predict.rates import ClassTable
+from warpwell.scheduler import Profile
+from warpwell.scheduler.extend import Kind, Task
 from warpwell.testing.executors import ExecutorConformance
 
 

@@ -3,12 +3,13 @@
 import pytest
 
 from lab.sched.policies import make_policy
+from lab.sched.rates import ClassTable
 from lab.sched.replay import replay
 from lab.sched.simulator import Simulator
 from lab.testing.policies import CAPACITY, PolicyConformance, task
 from warpwell import errors
-from warpwell.scheduler import Core, Kind, Policy, Request
-from warpwell.scheduler.predict.rates import ClassTable
+from warpwell.scheduler import Policy
+from warpwell.scheduler.extend import Core, Kind, Request
 
 
 class TestConformance(PolicyConformance):
@@ -29,6 +30,6 @@ def test_launches_are_ordered_by_priority_and_class() -> None:
     assert [event.why["priority"] for event in launched] == [2, 1, 0]
 
 
-def test_patience_must_be_positive() -> None:
-    with pytest.raises(errors.ArgumentError, match="patience"):
-        make_policy("stream-priority", patience=0)
+def test_the_number_of_jobs_before_aging_must_be_positive() -> None:
+    with pytest.raises(errors.ArgumentError, match="aging_jobs"):
+        make_policy("stream-priority", aging_jobs=0)

@@ -15,7 +15,8 @@ from lab.sched.traces.arrivals import arrivals
 from lab.sched.traces.recipe import Recipe
 from lab.sched.traces.trace import Arrival, Arrivals, Trace, TracedApplication, TracedKernel, compose, select
 from warpwell import errors
-from warpwell.scheduler import Kind, Profile
+from warpwell.scheduler import Profile
+from warpwell.scheduler.extend import Kind
 
 ORION = """Name,Profile,Memory_footprint,SM_usage,Duration
 Conv,1,0,98,100480
@@ -55,8 +56,9 @@ def test_orion(tmp_path):
     assert (conv.name, conv.profile.kind, conv.profile.need) == ("Conv", Kind.COMPUTE, 1)
     assert conv.profile.seconds == pytest.approx(100480e-9)
     assert (norm.profile.kind, norm.profile.need, norm.blocks) == (Kind.MEMORY, 0.8, 512)
-    assert (relu.profile.kind, relu.profile.source) == (Kind.MEMORY, "imputed")  # nothing of that name is known
-    assert (small.profile.kind, small.profile.source) == (Kind.COMPUTE, "imputed")  # other Conv are
+    assert (relu.profile.kind, relu.profile.source) == (Kind.MEMORY, "imputed")  # no other kernel has this name
+    # Other kernels of this name are compute-intensive.
+    assert (small.profile.kind, small.profile.source) == (Kind.COMPUTE, "imputed")
     assert "4 of 8" in models.imputed["class"] and "memory" in models.imputed
     assert models.applications[0].seconds == pytest.approx(145192e-9)
 

@@ -6,7 +6,7 @@ import pytest
 import warpwell as ww
 from lab.sched.workloads import WORKLOADS, Step, make
 from warpwell import errors, gpu
-from warpwell.scheduler import Kind
+from warpwell.scheduler.extend import Kind
 from warpwell.targets.blocks.launch import BlockLaunch
 
 

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 from warpwell._os import clock
 from warpwell.scheduler.executors import launch_queues as module
 from warpwell.scheduler.executors.launch_queues import LaunchQueue, LaunchQueues, address_of
+from warpwell.targets.memory import view_of
 from warpwell.targets.native import native
 from warpwell.targets.primitives import SYSTEM, load_acquire
 
@@ -88,7 +90,7 @@ def driver() -> Iterator[Driver]:
 
 
 def until(condition: Any) -> None:
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + HANG_SECONDS
     while not condition():
         assert time.monotonic() < limit
         time.sleep(1e-4)
@@ -160,7 +162,7 @@ def test_no_more_is_on_the_gpu_than_should_be_and_the_rest_may_be_withdrawn(driv
     numbers = [queue.push(kernel(k), 0.9 * module.AHEAD_NS * 1e-9, k) for k in range(8)]
     until(lambda: len(driver.launched) == 2)
     time.sleep(0.02)
-    assert len(driver.launched) == 2  # one runs, and one is there when it ends
+    assert len(driver.launched) == 2  # one launch runs, and the next one is on the device when it ends
     assert queue.withdraw(numbers[5]) and not queue.withdraw(numbers[5]) and not queue.withdraw(numbers[0])
     ends: list[tuple[Any, int]] = []
     while len(ends) < 8:
@@ -209,7 +211,7 @@ def test_queues_are_given_back_and_there_are_not_endless_ones(driver: Driver, mo
     driver.queues.put(first)
     assert driver.queues.take(0) is first and driver.queues.take(0) is None and second is not first
     driver.queues.put(first)
-    assert driver.queues.take(1) is first  # of another priority, which is better than none
+    assert driver.queues.take(1) is first  # a queue of another priority, if the requested one has no queue
 
 
 def test_a_ring_of_rows_is_used_again(driver: Driver) -> None:
@@ -247,37 +249,46 @@ def test_who_waits_is_woken_by_an_end_and_by_others_and_by_the_time(driver: Driv
     assert clock.monotonic() >= start + 0.05
     timer = threading.Timer(0.05, queues.wake)
     timer.start()
-    queues.watch(queues.news, clock.monotonic() + 60, 0.0)
+    queues.watch(queues.news, clock.monotonic() + HANG_SECONDS, 0.0)
     assert queues.woken
-    queues.watch(queues.news, clock.monotonic() + 60, 0.0)  # it is remembered
+    queues.watch(queues.news, clock.monotonic() + HANG_SECONDS, 0.0)  # returns at once: the wake-up is remembered
     timer.join()
     queues.clear_wake()
     queues.nudge()
     start = clock.monotonic()
-    queues.watch(queues.news - 1, 0.0, 0.0, start + 0.05)  # news that may wait
-    assert start + 0.05 <= clock.monotonic() < start + 30
+    queues.watch(queues.news - 1, 0.0, 0.0, start + 0.05)  # there is news, for which the caller may wait longer
+    assert start + 0.05 <= clock.monotonic()
     timer = threading.Timer(0.05, queues.wake)
     timer.start()
-    queues.watch(queues.news - 1, 0.0, 0.0, clock.monotonic() + 60)
+    queues.watch(queues.news - 1, 0.0, 0.0, clock.monotonic() + HANG_SECONDS)
     timer.join()
     queues.clear_wake()
     queue.push(kernel(0), 0.0, None)
     until(lambda: driver.recorded)
-    timer = threading.Timer(0.05, driver.run)
+    # `news` is read first, because the launch may end at once.
+    timer, news = threading.Timer(0.05, driver.run), queues.news
     timer.start()
-    queues.watch(queues.news, clock.monotonic() + 60, 0.0)
+    queues.watch(news, clock.monotonic() + HANG_SECONDS, 0.0)
     assert not queues.woken and queue.poll_completions()
     timer.join()
-    assert clock.monotonic() - start < 30
+    assert clock.monotonic() - start < HANG_SECONDS
 
 
 def test_a_thread_that_sleeps_is_woken_by_work(driver: Driver) -> None:
-    queue = take_queue(driver, 0)
+    """Without a wake-up it sleeps on: the longest sleep has no end here."""
+    queue, libc = take_queue(driver, 0), ctypes.CDLL(None)
+
+    @ctypes.CFUNCTYPE(*CALL_FIELDS)
+    def ppoll(descriptors: int, count: int, timeout: int, *_: int) -> int:
+        seconds, nanos = view_of(timeout, 16, np.int64).tolist()
+        limit = timeout if seconds * 10**9 + nanos < module.NAP_NS else None
+        return int(libc.ppoll(ctypes.c_void_p(descriptors), ctypes.c_ulong(count), ctypes.c_void_p(limit), None))
+
+    driver.queues._state[module.PPOLL // 8] = address_of(ppoll)
     for _ in range(3):
-        time.sleep(0.03)  # longer than it looks without a pause
-        start = clock.monotonic()
+        until(lambda: driver.queues._state[(module.WORKER + module.ASLEEP) // 8])
         queue.push(kernel(0), 0.0, None)
         until(lambda: driver.recorded)
-        assert clock.monotonic() - start < 0.5 * module.NAP_NS * 1e-9
         driver.run()
         polled(queue, 1)
+    driver.queues.close()  # it calls `ppoll`

@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 
-from lab.sched.rates import Matrix, Pair
+from lab.sched.rates import ClassTable, Matrix, Pair
 from lab.sched.simulator import Simulator
 from warpwell import errors
-from warpwell.scheduler import Kind, Profile, Request, Task, residency, tenants
+from warpwell.scheduler import Profile, residency, tenants
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.events import Event, Log
 from warpwell.scheduler.executor import Capacity
+from warpwell.scheduler.extend import Kind, Request, Task
 from warpwell.scheduler.policies import POLICIES, live
-from warpwell.scheduler.predict import rates
-from warpwell.scheduler.predict.rates import ClassTable
-from warpwell.scheduler.report.prometheus import OTHER_TENANTS, TENANTS, LogMetrics
+from warpwell.scheduler.report.prometheus import MAX_TENANTS, OTHER_TENANTS, LogMetrics
 from warpwell.scheduler.tenants import Tenants
 
 
@@ -40,10 +39,10 @@ def test_a_log_keeps_all_or_the_last() -> None:
     assert len(Log.read(text)) == len(last)
 
 
-@pytest.mark.parametrize("most", [0, -1, 2.5, True, "many"])
-def test_a_log_of_a_length_that_cannot_be(most: Any) -> None:
+@pytest.mark.parametrize("max_events", [0, -1, 2.5, True, "many"])
+def test_a_log_of_a_length_that_cannot_be(max_events: Any) -> None:
     with pytest.raises(errors.ArgumentError, match="max_events"):
-        Log(max_events=most)
+        Log(max_events=max_events)
 
 
 def tasks(core: Core, first: int, last: int) -> None:
@@ -84,7 +83,7 @@ def tables(root: object) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_what_is_remembered_of_kernels_is_bounded(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    for module in (rates, residency, live):
+    for module in (residency, live):
         monkeypatch.setattr(module, "REMEMBERED", 64)
     monkeypatch.setattr(tenants, "MAX_IDLE_TENANTS", 64)
     capacity = Capacity()
@@ -121,9 +120,9 @@ def test_a_request_of_more_tenants_than_are_remembered() -> None:
 
 def test_metrics_are_of_so_many_tenants() -> None:
     metrics = LogMetrics("p")
-    for number in range(TENANTS + 5):
+    for number in range(MAX_TENANTS + 5):
         for kind in ("arrive", "launch", "end"):
             metrics.observe(Event(0.0, kind, number, "k", f"t{number}"))
     text = metrics.render()
-    assert text.count("warpwell_launches_total{") == TENANTS + 1
+    assert text.count("warpwell_launches_total{") == MAX_TENANTS + 1
     assert f'warpwell_launches_total{{policy="p",tenant="{OTHER_TENANTS}"}} 5' in text

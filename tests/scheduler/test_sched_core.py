@@ -8,25 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.harness.scripted_executor import ScriptedExecutor
 
+from lab.sched.rates import ClassTable
 from lab.sched.simulator import Simulator
 from warpwell import errors
-from warpwell.scheduler import (
-    Capacity,
-    Job,
-    Kind,
-    Launch,
-    Placement,
-    Policy,
-    Preempt,
-    Profile,
-    Request,
-    Resize,
-    State,
-    Task,
-)
+from warpwell.scheduler import Policy, Profile
 from warpwell.scheduler.core import Core
+from warpwell.scheduler.extend import Capacity, Job, Kind, Launch, Placement, Preempt, Request, Resize, State, Task
 from warpwell.scheduler.policies.order import LeftOver
-from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.tenants import Tenant, Tenants
 from warpwell.scheduler.waiting import Waiting
 
@@ -120,7 +108,7 @@ def test_a_failed_task_ends_its_request_and_frees_its_place_and_memory() -> None
     assert [job.state for job in bad] == [State.FAILED, State.CANCELLED, State.CANCELLED]
     assert bad[0].error is boom
     assert good[0].state is State.DONE
-    assert core.free_memory == 100
+    assert core.admission.free == 100
     assert [(e.kind, e.name) for e in core.log][3:6] == [("fail", "bad"), ("cancel", "next"), ("cancel", "last")]
 
 
@@ -131,7 +119,7 @@ def test_a_launch_that_raises_is_the_failure_of_its_task() -> None:
     finish(core)
     assert (bad.state, good.state, good.started) == (State.FAILED, State.DONE, 0.0)
     assert isinstance(bad.error, ValueError)
-    assert core.free_memory == 100
+    assert core.admission.free == 100
 
 
 def test_a_lost_task_is_logged_as_lost() -> None:
@@ -165,7 +153,7 @@ def test_cancelling_one_that_waits_runs_or_is_still_to_come() -> None:
     finish(core)
     assert running[0].state is State.CANCELLED
     assert running[0].ended == 0.25
-    assert core.free_memory == 100
+    assert core.admission.free == 100
     assert ("discard", running[0].number) in executor.calls
     assert not core.busy
 
@@ -233,7 +221,7 @@ def test_a_preempted_task_keeps_its_memory() -> None:
     core.step()
     assert first.state is State.PREEMPTED
     assert [job.task.name for job in core.running] == ["small"], "31 more would not fit"
-    assert core.free_memory == 0
+    assert core.admission.free == 0
     finish(core)
     assert all(job.state is State.DONE for job in core.jobs)
 
@@ -295,7 +283,7 @@ def test_the_log_is_written_when_the_device_has_been_told(wrong: bool) -> None:
     assert [event.kind for event in core.log] == kinds
 
 
-@pytest.mark.parametrize("limit", [1, 2])  # with one place, it is launched behind the first
+@pytest.mark.parametrize("limit", [1, 2])  # with one slot, the second task is queued after the first
 def test_a_task_that_cancels_itself_while_it_is_launched_goes_on(limit: int) -> None:
     executor = ScriptedExecutor(queues=True)
     core = Core(executor, "first-come", limit=limit)
@@ -333,7 +321,7 @@ class Wrong(Policy):
         (lambda view: [Launch(job) for job in view.waiting], "where 1 run already"),
         (lambda view: [Launch(view.waiting.first())] * 2, "is running"),
         (lambda view: [Preempt(view.waiting.first())], "is waiting"),
-        (lambda view: [Preempt(j) for j in view.running] or [Launch(view.waiting[0], PLAIN)], "launched plain"),
+        (lambda view: [Preempt(j) for j in view.running] or [Launch(view.waiting.first(), PLAIN)], "launched plain"),
     ],
 )
 def test_a_policy_that_breaks_the_rules_is_told(decide, message) -> None:
@@ -423,11 +411,11 @@ def test_a_tenant_holds_no_more_memory_than_its_quota_and_others_are_not_kept_wa
 
 
 def test_what_runs_is_charged_for_exactly_the_device() -> None:
-    core = Core(ScriptedExecutor(Capacity(processors=40)), "left-over", limit=2)  # both have room
+    core = Core(ScriptedExecutor(Capacity(processors=40)), "left-over", limit=2)  # both tasks fit on the device
     core.submit(Request("a", [task("a", 2.0, tenant="a")]))
     core.submit(Request("b", [task("b", 1.0, tenant="b")]))
     finish(core)
-    # one second shared, one alone
+    # One second is shared, one is solo.
     assert core.tenants["a"].used == pytest.approx(20 + 40)
     assert core.tenants["b"].used == pytest.approx(20)
 
@@ -453,7 +441,7 @@ def shares(burst, with_big=True, until=40.0):
 
 
 def test_a_tenant_over_its_quota_waits() -> None:
-    # a quarter, and one window's worth at the start
+    # A quarter of the device, and one window's worth at the start.
     assert shares(burst=False) == pytest.approx(0.25, abs=0.05)
     assert shares(burst=False, with_big=False) == pytest.approx(0.25, abs=0.05), "without burst the rest stays idle"
 
@@ -507,7 +495,7 @@ def test_a_preemption_that_waits_for_a_quota_happens_when_the_tenant_is_within_i
     core.step()
     for core.executor._now in (1.0, 1.5):
         core.step()
-    assert second in core.waiting  # and not queued behind the other one
+    assert second in core.waiting  # not queued after the other task
     finish(core)
     assert started(core)["second"] == pytest.approx(10.9)
 
@@ -550,7 +538,7 @@ def test_a_task_that_cannot_be_is_refused_where_it_is_made(name, values) -> None
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("kind", ("memory",)),
+        ("kind", ("Memory", 1, ["memory"])),
         *((n, ("long", -1, math.nan, math.inf, HUGE)) for n in ("seconds", "instructions")),
         *((n, ("x", None, -0.1, 1.1, math.nan, HUGE)) for n in ("miss_rate", "bandwidth", "compute", "need")),
         *((n, ("x", None, -1, 0.5, math.nan, HUGE)) for n in ("registers", "shared", "threads", "resident")),
@@ -558,9 +546,13 @@ def test_a_task_that_cannot_be_is_refused_where_it_is_made(name, values) -> None
 )
 def test_a_profile_that_cannot_be_is_refused_where_it_is_made(name, values) -> None:
     for value in values:
-        with pytest.raises(errors.ArgumentError, match=f"^{name} of a profile.*give") as caught:
+        with pytest.raises(errors.ArgumentError, match=f"^{name} of a profile.*(give|must be)") as caught:
             Profile(**{name: value})
         assert caught.value.name == name
+
+
+def test_a_profile_takes_the_text_of_a_class() -> None:
+    assert Profile(kind="memory") == Profile(kind=Kind.MEMORY)
 
 
 # -- the waiting list ---------------------------------------------------------------------------------------
@@ -619,7 +611,7 @@ def test_a_decision_looks_at_few_however_many_wait(name) -> None:
         core = Core(ScriptedExecutor(), name)
         for number in range(backlog):
             kind = list(Kind)[number % 2]
-            # Memory makes the core ask whether each may be launched.
+            # A task with memory makes the core ask whether it may be launched.
             core.submit(Request("r", [Task("t", 100, Profile(kind=kind, seconds=1.0), memory=1)]))
         core.step()
         count = 0
@@ -667,15 +659,15 @@ def events_of(core, kind):
 @pytest.mark.parametrize("queues", [False, True])
 def test_jobs_of_a_train_take_one_place_and_run_in_turn(queues: bool) -> None:
     core = train(queues=queues)
-    assert [job.number for job in core.running] == [0] and core.waiting == []
-    assert events_of(core, "launch") == [(0.0, k) for k in range(5)]
+    assert [job.number for job in core.running] == [0] and len(core.waiting) == (0 if queues else 4)
     finish(core)
     assert [(job.started, job.ended, job.ran) for job in core.jobs] == [(k, k + 1, 1.0) for k in range(5)]
     assert events_of(core, "end") == [(k + 1.0, k) for k in range(5)]
     # only the job that holds the slot is charged
     assert [core.tenants[f"user{k}"].used for k in range(2)] == [3 * 132, 2 * 132]
     behind = [event.why.get("behind") for event in core.log if event.kind == "launch"]
-    assert behind == [None, 0, 1, 2, 3]
+    assert behind == ([None, 0, 1, 2, 3] if queues else [None] * 5)
+    assert events_of(core, "launch") == [(0.0 if queues else float(k), k) for k in range(5)]
     kinds = [call[0] for call in core.executor.calls]
     assert kinds == (["launch"] + ["behind"] * 4 if queues else ["launch"] * 5)
 
@@ -702,12 +694,11 @@ def test_a_job_in_a_train_may_be_cancelled_before_its_turn(queues: bool) -> None
         State.DONE,
         State.CANCELLED,
     ]
-    assert jobs[1].ended == 2 and core.free_memory == core.executor.capacity.memory
+    assert jobs[1].ended == 2 and core.admission.free == core.executor.capacity.memory
     assert not core.busy and all(account.running == 0 for account in core.tenants.values())
 
 
-@pytest.mark.parametrize("queues", [False, True])
-def test_a_job_in_a_train_may_be_preempted_and_comes_again(queues: bool) -> None:
+def test_a_job_in_a_train_may_be_preempted_and_comes_again() -> None:
     class Once(Ahead):
         adjusts = True
         has_preempted = False
@@ -718,7 +709,7 @@ def test_a_job_in_a_train_may_be_preempted_and_comes_again(queues: bool) -> None
             self.has_preempted = True
             return [Preempt(view.trains[view.running[0]][-1])]
 
-    core = train(queues=queues, policy=Once())
+    core = train(queues=True, policy=Once())
     finish(core)
     last = core.jobs[4]
     assert last.state is State.DONE and last.preemptions == 1 and last.ran == 1.0
@@ -741,11 +732,10 @@ def test_more_than_a_policy_says_are_no_train() -> None:
             return [Launch(job, PLAIN) for job in view.waiting]
 
     with pytest.raises(errors.SchedulerError, match="launched 't7' where 1 run already"):
-        train(count=9, policy=TooMany())
+        train(count=9, queues=True, policy=TooMany())
 
 
-@pytest.mark.parametrize("queues", [False, True])
-def test_a_place_that_becomes_free_beside_a_train_is_given_at_once(queues: bool) -> None:
+def test_a_place_that_becomes_free_beside_a_train_is_given_at_once() -> None:
     class TwoPlaces(Ahead):
         def decide(self, view):
             free = view.limit - len(view.running)
@@ -757,7 +747,7 @@ def test_a_place_that_becomes_free_beside_a_train_is_given_at_once(queues: bool)
                 return [Launch(job) for job in long[:1]]
             return [] if view.trains else [Launch(job, PLAIN) for job in short[:6]]
 
-    core = Core(ScriptedExecutor(queues=queues), TwoPlaces(), limit=2)
+    core = Core(ScriptedExecutor(queues=True), TwoPlaces(), limit=2)
     for name, seconds, count in (("long", 2.25, 2), ("short", 1.0, 7)):
         for _ in range(count):
             core.submit(Request(name, [task(name, seconds)]))
@@ -800,24 +790,25 @@ def lane(*scheduled, count=3, queues=True, fields=None, **options):
 @pytest.mark.parametrize("queues", [False, True])
 def test_workers_behind_workers_take_their_place(queues: bool) -> None:
     core = lane(queues=queues)
-    assert [job.number for job in core.running] == [0] and [job.number for job in core.waiting] == [2]
+    assert [job.number for job in core.running] == [0]
+    assert [job.number for job in core.waiting] == ([2] if queues else [1, 2])
     finish(core)
     assert [(job.started, job.ended, job.ran) for job in core.jobs] == [(k, k + 1, 1.0) for k in range(3)]
-    assert [event.why.get("behind") for event in core.log if event.kind == "launch"] == [None, 0, 1]
-    assert {1.0, 2.0} <= set(core.policy.times)  # each turn is a decision
+    behind = [event.why.get("behind") for event in core.log if event.kind == "launch"]
+    assert behind == ([None, 0, 1] if queues else [None] * 3)
+    assert {1.0, 2.0} <= set(core.policy.times)  # the core decides at each end
     kinds = [call[0] for call in core.executor.calls]
     assert kinds == (["launch", "behind", "behind"] if queues else ["launch"] * 3)
     assert core.tenants["default"].used == 3 * 132
 
 
-@pytest.mark.parametrize("queues", [False, True])
 @pytest.mark.parametrize("cost", [0.0, 0.2])
-def test_who_is_behind_a_preempted_job_leaves_first_and_a_newcomer_takes_the_place(queues: bool, cost: float) -> None:
+def test_who_is_behind_a_preempted_job_leaves_first_and_a_newcomer_takes_the_place(cost: float) -> None:
     def replace(view):
         first = view.running[0]
-        return [Preempt(first, newcomer=view.waiting[0]), Launch(view.waiting[0], behind=first)]
+        return [Preempt(first, newcomer=view.waiting.first()), Launch(view.waiting.first(), behind=first)]
 
-    core = lane((0.25, replace), queues=queues, cost=cost)
+    core = lane((0.25, replace), cost=cost)
     core.executor.wait(0.25)
     finish(core)
     jobs = core.jobs
@@ -826,7 +817,7 @@ def test_who_is_behind_a_preempted_job_leaves_first_and_a_newcomer_takes_the_pla
     assert [task for kind, task in recorded if kind == "preempt"] == [1, 0]
     assert {task for kind, task in recorded if kind == "stop"} == {0, 1}
     assert [job.preemptions for job in jobs] == [1, 1, 0] and all(job.state is State.DONE for job in jobs)
-    assert [call[1] for call in core.executor.calls if call[0] == "preempt"] == ([1, 0] if queues else [0])
+    assert [call[1] for call in core.executor.calls if call[0] == "preempt"] == [1, 0]
     assert sum(job.ran for job in jobs) == pytest.approx(3.0)
 
 
@@ -842,17 +833,16 @@ def test_who_is_behind_a_cancelled_job_takes_its_place(queues: bool) -> None:
     assert not core.busy and core.tenants["default"].running == 0
 
 
-@pytest.mark.parametrize("queues", [False, True])
-def test_one_behind_another_holds_its_memory_and_gives_it_back(queues: bool) -> None:
-    core = lane(queues=queues, capacity=SMALL, fields={"memory": 40})
-    assert core.free_memory == 20
+def test_one_behind_another_holds_its_memory_and_gives_it_back() -> None:
+    core = lane(capacity=SMALL, fields={"memory": 40})
+    assert core.admission.free == 20
     assert core.cancel(core.jobs[1])
     core.step()
     core.executor.wait(core.executor.now())
     core.step()
     assert core.jobs[1].state is State.CANCELLED and core.jobs[2].state is State.RUNNING
     finish(core)
-    assert core.free_memory == 100 and [job.ended for job in core.jobs[::2]] == [1.0, 2.0]
+    assert core.admission.free == 100 and [job.ended for job in core.jobs[::2]] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("queues", [False, True])
@@ -909,7 +899,7 @@ def test_a_device_that_is_lost_when_something_is_asked_of_it_ends_the_core() -> 
 @pytest.mark.parametrize(
     ("decide", "message"),
     [
-        (lambda view: [Launch(view.waiting[0], behind=view.trains[view.running[0]][0])], "which is running"),
+        (lambda view: [Launch(view.waiting.first(), behind=view.trains[view.running[0]][0])], "which is running"),
         (lambda view: [Resize(view.trains[view.running[0]][0], 4)], "which has not started"),
     ],
 )
@@ -938,7 +928,7 @@ class Wild(Policy):
             if may and rng.random() < 0.5:
                 found = [Preempt(job)]
                 if job in running and view.waiting and len(behind) < self.ahead:
-                    found.append(Launch(view.waiting[0], Placement(3), behind=job))
+                    found.append(Launch(view.waiting.first(), Placement(3), behind=job))
                 return found
             if job in running:
                 return [Resize(job, rng.randrange(1, 9), younger=rng.random() < 0.5)]
@@ -977,16 +967,12 @@ def test_whatever_a_policy_does_every_task_ends_and_gives_back_what_it_had(devic
         assert set(core._trains) <= set(core.running)
         behind = [job for train in core._trains.values() for job in train]
         assert len(set(behind)) == len(behind)
-        assert all(
-            job.train is train and train.queued_on_device <= len(train)
-            for train in core._trains.values()
-            for job in train
-        )
+        assert all(job.train is train for train in core._trains.values() for job in train)
         assert not set(behind) & set(core.running) and all(core._trains.values())
         assert all(job.train is None for job in core.jobs if job not in behind)
         if device == "queues":
-            launched = [job for train in core._trains.values() for job in list(train)[: train.queued_on_device]]
-            assert set(executor._ends) == {*core.running, *launched}  # exactly the launched ones
+            assert set(executor._ends) == {*core.running, *behind}  # the ends of exactly the launched jobs are known
+        assert device != "refuses" or not behind
         if rng.random() < 0.03:
             core.cancel(rng.choice(core.jobs))
         if not core.busy:
@@ -995,22 +981,21 @@ def test_whatever_a_policy_does_every_task_ends_and_gives_back_what_it_had(devic
     ends = (State.DONE, State.FAILED, State.CANCELLED)
     assert not core.busy and all(job.state in ends for job in core.jobs)
     assert all(job.done == job.task.blocks for job in core.jobs if job.state is State.DONE)
-    assert core.free_memory == 100
+    assert core.admission.free == 100
     assert all(a.running == a.waiting == a.held == 0 for a in core.tenants.values())
 
 
-class _NotYet(ScriptedExecutor):
-    """Queues nothing at first; later it fails."""
+class _NotThisOne(ScriptedExecutor):
+    """Cannot queue one of the jobs."""
 
     def launch_behind(self, job, placement, before):
-        if self._now:
-            raise MemoryError("no more")
-        return False
+        return job.task.name != "t1" and super().launch_behind(job, placement, before)
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_one_that_cannot_be_put_behind_another_when_their_turn_comes_is_launched_at_its_own(count: int) -> None:
-    core = Core(_NotYet(), Ahead(), limit=1)
-    jobs = [core.submit(Request(f"t{k}", [task(f"t{k}")]))[0] for k in range(count)]
+def test_no_later_job_overtakes_one_that_cannot_be_queued() -> None:
+    core = Core(_NotThisOne(queues=True), Ahead(), limit=1)
+    jobs = [core.submit(Request(f"t{k}", [task(f"t{k}")]))[0] for k in range(4)]
     finish(core)
-    assert [(job.state, job.ended) for job in jobs] == [(State.DONE, k + 1) for k in range(count)]
+    assert [(job.state, job.started) for job in jobs] == [(State.DONE, k) for k in range(4)]
+    behind = [event.why.get("behind") for event in core.log if event.kind == "launch"]
+    assert behind == [None, None, 1, 2], "the next ones are queued when it runs"

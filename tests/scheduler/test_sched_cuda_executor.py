@@ -21,16 +21,23 @@ from tests.harness.until import HANG_SECONDS, until
 import warpwell as ww
 from lab.testing.fake_gpu import FakeGpu, fake_executor
 from warpwell import errors
-from warpwell.scheduler import Ended, Executor, Job, Kind, Placement, Profile, Request, Scheduler, Stopped, Task
+from warpwell.scheduler import Profile, Scheduler
 from warpwell.scheduler.batch import batched
 from warpwell.scheduler.dispatcher import Watchdog
-from warpwell.scheduler.executors import cuda_launch
+from warpwell.scheduler.executors import cuda_launch, launch_queues
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.executors.gpu import Gpu
 from warpwell.scheduler.executors.launch_queues import AHEAD, AHEAD_NS, LAUNCH, NOTHING, LaunchQueues, address_of
+from warpwell.scheduler.extend import Ended, Executor, Job, Kind, Placement, Request, Stopped, Task
 from warpwell.scheduler.task import Prepared, State
 from warpwell.targets.primitives import backoff
 from warpwell.testing.executors import ExecutorConformance
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a stalled machine, the executor postpones growth if the launching thread does not run for a second."""
+    monkeypatch.setattr(launch_queues, "LAUNCH_TIMEOUT_SECONDS", HANG_SECONDS)
 
 
 class TestCudaExecutorWithoutRows(ExecutorConformance):
@@ -97,7 +104,7 @@ def fake_executor_over(gpu: FakeGpu) -> Any:
 def test_the_second_of_two_launches_waits_until_the_workers_of_the_first_have_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cuda_launch, "START_TIMEOUT_SECONDS", 60.0)
+    monkeypatch.setattr(cuda_launch, "START_TIMEOUT_SECONDS", HANG_SECONDS)
     gpu = FakeGpu()
     waited: list[tuple[int, int]] = []
     wait_word = gpu.wait_word
@@ -112,7 +119,8 @@ def test_the_second_of_two_launches_waits_until_the_workers_of_the_first_have_be
     first, second, last = (conformance.job(executor) for _ in range(3))
     executor.launch(first, Placement(workers=2))
     ended: list[Any] = []
-    while executor.progress(first) == 0 and not ended:  # compiled, in a thread of its own; it may end between two looks
+    # A separate thread compiles the task, which may end between two polls.
+    while executor.progress(first) == 0 and not ended:
         executor.wait(executor.now() + 1e-3)
         ended += executor.poll()
     urgent = conformance.job(executor)
@@ -183,7 +191,7 @@ def test_the_log_says_what_was_lost() -> None:
     gpu.lose()
     with pytest.raises(errors.TaskLostError, match="was lost"):
         running.result(HANG_SECONDS)
-    while scheduler.failure is None:  # it ends without being asked anything
+    while scheduler.failure is None:  # the scheduler fails without another call
         time.sleep(1e-3)
     assert "running" in {event.name for event in scheduler.log.events if event.kind == "lost"}
     scheduler.close()
@@ -244,20 +252,23 @@ class Full(FakeGpu):
 def test_memory_of_arrays_counts_for_their_tenant_and_where_it_is_once() -> None:
     x = np.zeros(1000)
     with Scheduler("cpu", executor=CudaExecutor(gpu=FakeGpu()), tenants={"a": {"memory": 8000}, "b": 1}) as scheduler:
-        for memory in (None, 0, 5):  # a claim below the size of the arrays is ignored
+        for memory in (None, 0, 5):  # a memory claim smaller than the arrays is ignored
             scheduler.submit(add[1000], x, tenant="a", memory=memory).result(HANG_SECONDS)
             with pytest.raises(errors.TaskMemoryError, match="its tenant may hold 8000"):
                 scheduler.submit(add[1000], np.zeros(1001), tenant="a", memory=memory)
         with pytest.raises(errors.TaskMemoryError, match="8001 bytes"):
             scheduler.submit(add[1000], x, tenant="a", memory=8001)
-    y = np.zeros((4, 1000), np.int64)
+    y = np.ones(4000, np.int64)
+    y[-1] = 0  # the last block waits for this value
     with Scheduler("cpu", "left-over", executor=CudaExecutor(gpu=Full())) as scheduler:
-        first = scheduler.submit(spin[4000], y[0:].reshape(-1), 2000)
-        handles = [scheduler.submit(add[1000], x) for _ in range(5)]
-        for handle in (first, *handles):
+        first = scheduler.submit(gated[4096], y)
+        for handle in [scheduler.submit(add[1000], x) for _ in range(5)]:
             handle.result(HANG_SECONDS)
+        y[-1] = 1
+        first.result(HANG_SECONDS)
         kinds = [(e.kind, e.task) for e in scheduler.log.events if e.kind in ("launch", "end")]
-        assert kinds.index(("launch", 1)) < kinds.index(("end", 0))  # together, on a device that has room for neither
+        # Both run, although the device has memory for neither.
+        assert kinds.index(("launch", 1)) < kinds.index(("end", 0))
     assert (x == 8).all()
 
 
@@ -286,14 +297,14 @@ def test_workers_behind_others_begin_without_the_host_and_a_quota_holds_while_it
     gpu = FakeGpu(resident=6)
     executor = fake_executor_over(gpu)
     conformance = TestCudaExecutorWithoutGpu()
-    conformance.finish_one(executor)  # compiled by now
+    conformance.finish_one(executor)  # so the kernel is compiled
     job, x = held(executor)
     second = conformance.job(executor)
     executor.resize(job, 4)
     until(lambda: gpu.made[1].max_workers == 4)
     assert executor.launch_behind(second, Placement(workers=3), job)
     executor.resize(job, 2)
-    executor.resize(job, 4)  # two more, which come when two have left
+    executor.resize(job, 4)  # two more workers, which start when two have left
     executor.resize(job, 1, younger=True)
     executor.resize(job, 3)
     time.sleep(0.05)
@@ -313,7 +324,7 @@ def test_a_kernel_that_is_wanted_to_be_measured_is(uses_rows: bool, placement: P
     conformance = TestCudaExecutorWithoutGpu()
     conformance.finish_one(executor)
     job = conformance.job(executor)
-    job.task.known = SimpleNamespace(wants=True)  # type: ignore[assignment]
+    job.task.known = SimpleNamespace(should_measure=True)  # type: ignore[assignment]
     executor.launch(job, placement)
     (event,) = conformance.ends(executor, 1)
     assert isinstance(event, Ended) and event.error is None and event.seconds is not None
@@ -331,7 +342,7 @@ def test_a_closed_executor_leaves_no_worker_behind() -> None:
         assert executor.launch_behind(behind, Placement(workers=2), before)
     executor.resize(job, 3)
     executor.resize(job, 2)
-    executor.resize(job, 3)  # waits for one to leave
+    executor.resize(job, 3)  # the new worker waits until one has left
     threading.Timer(0.2, lambda: x.fill(1)).start()
     executor.close()
     assert all(forms._now == 0 for forms in gpu.made)
@@ -358,7 +369,7 @@ def test_nobody_looks_at_what_takes_long() -> None:
         executor.poll()
     looks[0] = 0
     executor.wait(executor.now() + 1.0)
-    assert looks[0] == 1
+    assert looks[0] <= 1  # a stalled machine does not poll at all
     x[0] = 1
     while not executor.poll():
         executor.wait(executor.now() + 1e-2)
@@ -369,37 +380,37 @@ def test_workers_that_are_relieved_come_back_behind_those_that_began_meanwhile()
     gpu = FakeGpu(resident=4)
     executor = fake_executor_over(gpu)
     conformance = TestCudaExecutorWithoutGpu()
-    stays, _ = conformance.stop(executor)  # so it is compiled, and begins when it is launched again
-    turns = conformance.job(executor, rounds=10 * conformance.ROUNDS)
+    remaining, _ = conformance.stop(executor)  # so the task is compiled, and starts at its next launch
+    turns, x = endless_job()
     ended: list[Any] = []
     executor.launch(turns, Placement(workers=2))
     run = executor._runs[turns]
-    assert conformance.until_some_are_done(executor, turns)
-    executor.launch(stays, Placement(workers=1))
-    executor.resize(turns, 1, younger=True)  # all leave, and come back as one
+    until(lambda: executor.poll() or executor.claimed(turns) == 2)
+    executor.launch(remaining, Placement(workers=1))
+    executor.resize(turns, 1, younger=True)  # all workers leave, and one is started again
     assert (run.floor, run.top) == (2, 3)
     executor.resize(turns, 1, younger=True)
     assert (run.floor, run.top) == (3, 4)
     executor.resize(turns, None)
+    x[0] = 1
     while len(ended) < 2:
         executor.wait(executor.now() + 1e-2)
         ended += executor.poll()
     assert all(isinstance(event, Ended) and event.error is None for event in ended)
-    for job in (turns, stays):
-        conformance.check(job.task)
+    conformance.check(remaining.task)
     executor.close()
 
 
 def test_the_end_of_a_kernel_that_is_relieved_when_it_has_ended_is_noticed() -> None:
     executor = fake_executor()
     conformance = TestCudaExecutorWithoutGpu()
-    conformance.stop(executor)  # so it is compiled, and begins when it is launched again
+    conformance.stop(executor)  # so the task is compiled, and starts at its next launch
     job = conformance.job(executor)
     executor.launch(job, Placement(workers=2))
     while executor._queues.news == executor._seen_news:
         time.sleep(1e-3)
     executor.resize(job, 1, younger=True)
-    executor.wait(executor.now() + 1e6)  # until there is news
+    executor.wait(executor.now() + 1e6)  # waits until there is news
     assert [type(event) for event in executor.poll()] == [Ended]
     executor.close()
 
@@ -429,7 +440,7 @@ def test_signatures_of_arguments_are_equal_only_if_a_kernel_gets_the_same() -> N
     assert key(np.float32("nan"), np.int8(3)) == key(np.float32("nan"), np.int8(3))
     assert [key(value) for value in (np.zeros(3), "text", _Array(0), None, [1])] == [None] * 5
     assert key(_Array(64, stream=1)) == key(_Array(64))
-    assert key(_Array(64, stream=2)) is key(_Array(64, stream=4096)) is None  # each launch must wait for it
+    assert key(_Array(64, stream=2)) is key(_Array(64, stream=4096)) is None  # a launch must wait for these streams
 
 
 def free_records(records: Any) -> int:
@@ -463,7 +474,7 @@ def test_a_task_finds_its_record_told_where_progress_goes(monkeypatch: pytest.Mo
     executor.launch(first, Placement(workers=2))
     ended: list[Any] = []
     until(lambda: ended.extend(executor.poll()) or ended)
-    executor.wait(executor.now() + 0.01)  # it has nothing else to do
+    until(lambda: executor.wait(executor.now() + 0.01) or executor._records._spare)  # it has nothing else to do
     writes: list[int] = []
     monkeypatch.setattr(gpu, "set_word", lambda address, value: writes.append(address))
     executor.launch(second, Placement(workers=2))
@@ -484,7 +495,7 @@ def batch_job(x: Any, count: int, seconds: float = 20e-6) -> Job:
 @pytest.mark.parametrize("uses_rows", [True, False])
 def test_the_launches_of_a_batch_run_in_order_and_leave_between_two(uses_rows: bool) -> None:
     executor, x = fake_executor(uses_rows=uses_rows), np.zeros(1000)
-    job = batch_job(x, 3000)  # more than a queue takes
+    job = batch_job(x, 3000)  # more launches than a queue accepts
     executor.launch(job, Placement())
     preemptions, ended = 0, None
     while ended is None:
@@ -509,8 +520,8 @@ def test_a_batch_that_the_driver_refuses_fails_and_launches_no_more() -> None:
     gpu = _Refuses()
     executor, x = fake_executor_over(gpu), np.zeros(1000)
     job = batch_job(x, 500)
-    executor.launch(job, Placement())
     gpu.refuses = True
+    executor.launch(job, Placement())
     found: list[Any] = []
     until(lambda: executor.wait(executor.now() + 0.01) or found.extend(executor.poll()) or found)
     assert isinstance(found[0].error, errors.ArgumentError) and x[0] < 500
@@ -520,16 +531,20 @@ def test_a_batch_that_the_driver_refuses_fails_and_launches_no_more() -> None:
 def test_a_batch_on_a_lost_gpu_is_lost() -> None:
     gpu = FakeGpu()
     executor, x = fake_executor_over(gpu), np.zeros(1000)
-    job = batch_job(x, 500)
+    job, going = batch_job(x, 500), threading.Event()
+    queue = executor._queues.take(0)  # the queue that the executor uses next
+    queue.stream.operations.put(going.wait)
+    executor._queues.put(queue)
     executor.launch(job, Placement())
-    until(lambda: x[0] > 5)
+    until(lambda: executor._runs[job].queue is queue)
     gpu.lose()
     found: list[Any] = []
     until(lambda: executor.wait(executor.now() + 0.01) or found.extend(executor.poll()) or found)
     assert [event.job for event in found] == [job] and isinstance(found[0].error, errors.TaskLostError)
     executor.close()
+    going.set()
     for stream in gpu._streams:
-        gpu.synchronize(stream)  # a kernel there still writes to the array
+        gpu.synchronize(stream)  # a kernel in this stream still writes to the array
 
 
 def test_ends_are_waited_for_the_longer_the_more_the_scheduler_has_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -537,15 +552,20 @@ def test_ends_are_waited_for_the_longer_the_more_the_scheduler_has_to_do(monkeyp
     executor.poll()
     executor._busy = [SimpleNamespace(seconds=0.5)]
     until: list[float] = []
-    monkeypatch.setattr(executor._queues, "watch", lambda seen, late, spin, soonest=0.0: until.append(soonest))
-    now = executor._time()
+    monkeypatch.setattr(executor._queues, "watch", lambda last_value, timeout, spin, soonest=0.0: until.append(soonest))
+    # Small values of the clock: after a year of uptime, its values in seconds are multiples of 4 ns.
+    began, now = 8.0, 16.0
+    executor._began = began
     monkeypatch.setattr(executor, "_time", lambda: now)
     for worked in (0.0, 5e-3, 1.0):
         executor._returned = now - worked
         executor._queues.wake()
         executor.wait(None)
-        until[-1] -= executor._began + now
+        until[-1] -= began + now
     assert until == pytest.approx([2e-4, 1e-2, 5e-2], rel=1e-6)
+    executor._queues.wake()
+    executor.wait(0.0)
+    assert until[-1] == began  # returns at once: that time has passed
     executor._busy = []
     executor.close()
 
@@ -585,7 +605,7 @@ def test_nobody_waits_for_refused_workers_to_leave() -> None:
     executor.launch(job, Placement(workers=4))
     until(executor._runs[job].is_launched)
     executor.resize(job, 2)
-    executor.resize(job, 4)  # two more, which wait until two have left that never were
+    executor.resize(job, 4)  # two more workers, which wait for two that never started to leave
     (event,) = conformance.ends(executor, 1)
     assert event.job is job and isinstance(event.error, errors.ArgumentError)
     executor.close()
@@ -631,20 +651,21 @@ def test_a_record_is_not_free_while_a_stream_is_still_to_look_at_it() -> None:
     second, third, going = conformance.job(executor), conformance.job(executor), threading.Event()
     for before, behind in ((job, second), (second, third)):
         assert executor.launch_behind(behind, Placement(workers=1), before) and executor._runs[behind].is_launched()
-    queue = executor._queues.take(0)  # the next one, which has so much to do that the last of three is held back
+    queue = executor._queues.take(0)  # the queue that is used next; it is busy, so the last of three tasks is held back
     queue._fields[AHEAD // 8] = AHEAD_NS
     queue.stream.operations.put(going.wait)
     executor._queues.put(queue)
-    executor.resize(job, 2)  # the other worker goes there, once those behind the first have been stopped
+    # The second worker goes to that queue, after the tasks queued after the first have been stopped.
+    executor.resize(job, 2)
     records = executor._records
     count = free_records(records)
     x[0] = 1
-    until(lambda: executor.poll() or executor._runs[third].rows == 1)  # that there is left
+    until(lambda: executor.poll() or executor._runs[third].rows == 1)  # until `third` has one row left
     executor.preempt(third)
     (event,) = executor.poll()
     assert event.job is third and isinstance(event, Stopped)
     executor.discard(third)
-    assert free_records(records) == count  # another task may reset it, and then it is never set
+    assert free_records(records) == count  # the record is free: another task may reset it, and then it is never set
     going.set()
     assert [event.job for event in conformance.ends(executor, 2)] == [job, second]
     assert free_records(records) == count + 3
@@ -669,7 +690,7 @@ def test_blocks_of_an_earlier_launch_count_when_the_last_one_is_withdrawn() -> N
     queue._fields[AHEAD // 8] = 2 * AHEAD_NS  # later launches are held back
     executor.resize(job, 1, younger=True)
     assert run.rows == 2 and not run.is_launched()
-    y[0] = 1  # the running worker ends its block, and leaves
+    y[0] = 1  # lets the running worker end its block and leave
     until(lambda: executor.wait(executor.now() + 1e-3) or executor.poll() or run.rows == 1)
     executor.preempt(job)
     going.set()
@@ -684,6 +705,58 @@ def test_blocks_of_an_earlier_launch_count_when_the_last_one_is_withdrawn() -> N
 def gated(x):
     while x[ww.gpu.grid(1) * x.size // 4096] == 0:
         backoff(100)
+
+
+@pytest.mark.parametrize("younger", [True, False], ids=["reissue", "growth"])
+def test_launches_of_a_run_without_progress_are_bounded_and_its_growth_comes_later(younger: bool) -> None:
+    """With a launch at each change, the oldest workers would leave before they have claimed a block, and so on."""
+    gpu, x = FakeGpu(resident=6), np.zeros(16, np.int64)
+    executor = fake_executor_over(gpu)
+    conformance = TestCudaExecutorWithoutGpu()
+    conformance.finish_one(executor)
+    task = Task("gated", gated[4096].cut((x,), "cpu").blocks, launch=gated[4096], arguments=(x,))
+    job = Job(task, Request("gated", [task]), 0.0)
+    executor.launch(job, Placement(workers=1))
+    until(lambda: executor.poll() or executor.claimed(job))
+    run = executor._runs[job]
+    for _ in range(50):
+        executor.resize(job, 2, younger=younger)
+        executor.wait(executor.now())
+        executor.resize(job, 1)
+    assert run.rows <= 3 + 2 * executor.claimed(job)  # workers may claim one after another
+
+    def is_postponed() -> bool:
+        executor.resize(job, 3)
+        assert executor.poll() == []
+        if run.top - run.floor < 3:
+            return True
+        executor.resize(job, 1)  # a worker had claimed a block late
+        return False
+
+    until(is_postponed)
+    claimed = executor.claimed(job)
+    x[:claimed] = 1  # lets the oldest workers leave
+    until(lambda: executor.wait(executor.now() + 0.01) or executor.claimed(job) == claimed + 3)
+    assert executor.poll() == [] and gpu.made[1].max_workers == 3
+    x[:] = 1
+    (event,) = conformance.ends(executor, 1)
+    assert isinstance(event, Ended) and event.error is None
+    executor.close()
+
+
+def test_growth_comes_later_where_the_last_launch_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    executor = fake_executor_over(gpu)
+    job, x = held(executor)
+    monkeypatch.setattr(type(executor._runs[job].queue), "launched", lambda queue, number: False)
+    executor.resize(job, 3)
+    executor.wait(executor.now() + 0.01)
+    assert executor._runs[job].rows == 1
+    monkeypatch.undo()
+    until(lambda: executor.wait(executor.now() + 0.01) or gpu.made[0].max_workers == 3)
+    x[0] = 1
+    assert len(TestCudaExecutorWithoutGpu().ends(executor, 1)) == 1
+    executor.close()
 
 
 def test_ends_behind_workers_in_two_queues_are_told_in_order() -> None:
@@ -708,7 +781,7 @@ def test_ends_behind_workers_in_two_queues_are_told_in_order() -> None:
     assert executor.launch_behind(third, Placement(workers=2), second)
     until(lambda: executor.claimed(first) == 2)
     x[0] = 1
-    x[2:] = 1  # so one worker leaves, and those behind it come
+    x[2:] = 1  # so one worker leaves, and the tasks queued after it start
     until(lambda: (conformance.counts(third.task) == 1).all())
     assert not any(polled() for _ in range(20))
     x[1] = 1
@@ -725,7 +798,7 @@ def test_a_run_that_ended_before_one_that_is_withdrawn_is_reported() -> None:
     queue = executor._runs[first].queue
     assert queue is not None and executor.launch_behind(second, Placement(workers=1), first)
     until(executor._runs[second].is_launched)
-    queue._fields[AHEAD // 8] = AHEAD_NS  # rows behind both are held back
+    queue._fields[AHEAD // 8] = AHEAD_NS  # rows queued after both tasks are held back
     assert executor.launch_behind(withdrawn, Placement(workers=1), second)
     assert not executor._runs[withdrawn].is_launched()
     executor.launch(ended, Placement(workers=1))

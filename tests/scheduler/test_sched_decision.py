@@ -6,10 +6,12 @@ import math
 import pytest
 from tests.harness.scripted_executor import ScriptedExecutor
 
+from lab.sched.fitting import read_model, write_model
 from warpwell import errors
-from warpwell.scheduler import Capacity, Kind, Profile, Request, Task
+from warpwell.scheduler import Profile
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.decision import SOURCE, SourceModel, gain, together, worth
+from warpwell.scheduler.extend import Capacity, Kind, Request, Task
 from warpwell.scheduler.policies.source import Source
 
 M, C = Kind.MEMORY, Kind.COMPUTE
@@ -22,7 +24,7 @@ CASES = {
     # A memory-intensive kernel stays, d = 0.90: 0.50 * T > (1.60 - 0.495) * C = 1.105 C, so T > 2.21 C.
     "memory stays, long enough": (dict(s0=1.10, n=0.55, s1=1.60, t=2220, c=1000, d=0.90), True),  # 1110 > 1105
     "memory stays, too short": (dict(s0=1.10, n=0.55, s1=1.60, t=2200, c=1000, d=0.90), False),  # 1100 < 1105
-    # The ends of the source's range of d at T = 2.2 C: 0.97 needs (1.60 - 0.5335) / 0.5 = 2.133 C, 0.83 needs 2.287 C.
+    # The source's bounds for d, at T = 2.2 C: 0.97 needs (1.60 - 0.5335) / 0.5 = 2.133 C, 0.83 needs 2.287 C.
     "least decay of memory": (dict(s0=1.10, n=0.55, s1=1.60, t=220, c=100, d=0.97), True),
     "most decay of memory": (dict(s0=1.10, n=0.55, s1=1.60, t=220, c=100, d=0.83), False),
     # Two memory-intensive ones (0.48 each); compute comes, memory stays: 0.98 T > (1.94 - 0.432) C, so T > 1.5388 C.
@@ -31,12 +33,12 @@ CASES = {
     # Two compute-intensive ones (0.95 + 0.10); memory comes, the faster stays: 0.75 T > (1.80 - 0.95) C, T > 1.1333 C.
     "compute + compute, memory comes": (dict(s0=1.05, n=0.95, s1=1.80, t=115, c=100, d=1.0), True),
     "compute + compute, memory comes too late": (dict(s0=1.05, n=0.95, s1=1.80, t=113, c=100, d=1.0), False),
-    # Nothing to gain, whatever T.
+    # Nothing to gain for any T.
     "a worse combination": (dict(s0=1.60, n=0.80, s1=1.10, t=1e9, c=1, d=1.0), False),
     "an equal combination": (dict(s0=1.10, n=0.55, s1=1.10, t=1e9, c=1, d=1.0), False),
-    # C >= T: the running pair is over before the preemption is, however good what would follow.
-    "as long as what is left": (dict(s0=0.50, n=1.0, s1=2.00, t=100, c=100, d=1.0), False),  # though 100 > 50
-    "longer than what is left": (dict(s0=0.10, n=1.0, s1=2.00, t=50, c=100, d=1.0), False),
+    # C >= T: the running pair ends before the preemption does, however good the next pair would be.
+    "as long as the remaining time": (dict(s0=0.50, n=1.0, s1=2.00, t=100, c=100, d=1.0), False),  # though 100 > 50
+    "longer than the remaining time": (dict(s0=0.10, n=1.0, s1=2.00, t=50, c=100, d=1.0), False),
     "a free preemption": (dict(s0=1.10, n=0.55, s1=1.11, t=1, c=0, d=0.90), True),
     "nothing left": (dict(s0=1.10, n=0.55, s1=1.60, t=0, c=0, d=1.0), False),
 }
@@ -81,8 +83,8 @@ def test_the_source_constants_are_the_defaults() -> None:
 
 def test_fitted_constants_replace_them(tmp_path) -> None:
     fitted = SourceModel(slope=0.1, base=0.02, memory_decay=0.85, r2=0.98, origin="H100")
-    fitted.save(tmp_path / "model.json")
-    assert SourceModel.load(tmp_path / "model.json") == fitted
+    write_model(fitted, tmp_path / "model.json")
+    assert read_model(tmp_path / "model.json") == fitted
     assert fitted.preempt_cycles(1.0, 100, 0, 1) == pytest.approx(12.0)
     assert fitted.decay(M) == 0.85
 
@@ -92,12 +94,12 @@ def test_a_file_that_holds_no_model_is_refused(tmp_path, text) -> None:
     path = tmp_path / "model.json"
     path.write_text(text)
     with pytest.raises(errors.FormatError, match=r"model\.json"):
-        SourceModel.load(path)
+        read_model(path)
 
 
 def test_a_file_that_is_not_there(tmp_path) -> None:
     with pytest.raises(errors.MissingFileError, match="give a cost model"):
-        SourceModel.load(tmp_path / "none.json")
+        read_model(tmp_path / "none.json")
 
 
 def test_constants_that_cannot_be() -> None:
@@ -110,7 +112,7 @@ def test_constants_that_cannot_be() -> None:
 
 
 class Table:
-    """Normalized IPC by the classes that run, whatever the order."""
+    """Normalized IPC by the running classes, in any order."""
 
     name = "by hand"
 
@@ -207,7 +209,7 @@ def test_below_the_limit_part_of_what_runs_makes_room_without_a_test_of_the_cost
     (_, _, first), (_, _, halved), (_, _, second) = executor.calls
     assert first.workers is None
     assert halved == second.workers == 4 * 132, "half of 8 blocks on each of 132 multiprocessors"
-    # a small one takes what is free, and nobody makes room
+    # A small job takes free workers, and no running job must make room.
     executor = ScriptedExecutor()
     core = Core(executor, Source(), rates=Table())
     for name, blocks in (("a", 500), ("b", 500)):

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
+from lab.sched.rates import ClassTable
 from lab.sched.simulator import Simulator
 from warpwell import errors
-from warpwell.scheduler import Capacity, Job, Kind, Profile, Request, Task
+from warpwell.scheduler import Profile
 from warpwell.scheduler.admission import Admission
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.executors.cuda_run import CudaRun
+from warpwell.scheduler.extend import Capacity, Job, Kind, Request, Task
 from warpwell.scheduler.policies.sharing import rest_of
-from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.task import Placement, State
 from warpwell.scheduler.tenants import Tenant, Tenants
 
@@ -48,7 +49,8 @@ def test_what_a_tenant_claims_gets_it_ahead_by_a_second_and_no_more(tenants: Any
     core = core_of(tenants)
     greedy, modest = submit(core, "b", 5e-3, 1500, **claims), submit(core, "a", 5e-3, 20)
     drive(core, lambda: all(j.ended for j in modest))
-    assert sum(j.ended is not None for j in greedy) < 200 + 60  # a second, and its fair share of the time until then
+    # One second, and the greedy tenant's fair share of the time until then.
+    assert sum(j.ended is not None for j in greedy) < 200 + 60
 
 
 def test_an_operator_gives_a_tenant_priority_for_as_long_as_it_likes() -> None:
@@ -103,10 +105,10 @@ def test_who_used_an_idle_device_owes_nobody_for_it() -> None:
 def test_a_time_that_was_said_is_believed_until_it_is_over() -> None:
     made = Task("k", 100, profile(1.0))
     job = Job(made, Request("r", [made]), 0.0, state=State.RUNNING, placement=Placement())
-    for now, done, rest in ((0.5, 0, 1.0), (1.0, 0, 1.0), (3.0, 0, 3.0), (3.0, 25, 9.0), (0.5, 75, 0.25)):
+    for now, done, expected in ((0.5, 0, 1.0), (1.0, 0, 1.0), (3.0, 0, 3.0), (3.0, 25, 9.0), (0.5, 75, 0.25)):
         job.done = done
-        assert rest_of(job, now) == pytest.approx(rest)
-    job.done, job.ran, job.placement = 50, 4.0, None  # preempted: it is not older for waiting
+        assert rest_of(job, now) == pytest.approx(expected)
+    job.done, job.ran, job.placement = 50, 4.0, None  # a preempted job does not age while it waits
     assert rest_of(job, 9.0) == pytest.approx(4.0)
 
 
@@ -140,18 +142,18 @@ def test_what_stays_on_the_device_counts_and_stands_in_nobodys_way() -> None:
         admission.reserve("c", 1)
     admission.reserve("b", 9000)
 
-    def job(number: int, memory: int, tenant: str, there: int = 0) -> Job:
-        made = Task("k", 1, memory=memory, resident_bytes=there, tenant=tenant)
+    def job(number: int, memory: int, tenant: str, resident_bytes: int = 0) -> Job:
+        made = Task("k", 1, memory=memory, resident_bytes=resident_bytes, tenant=tenant)
         return Job(made, Request("r", [made]), 0.0, number=number)
 
     large = job(0, 5000, "b")
-    assert not admission.allowed(large)  # not before its own arrays are freed
+    assert not admission.allowed(large)  # not before arrays of the same tenant are freed
     for number in range(1, 9):
         small = job(number, 100, "a")
         assert admission.allowed(small)
         admission.admit(small)
         admission.release_job(small)
-    assert not admission.allowed(job(9, 500, "a")) and admission.allowed(job(9, 400, "a", there=400))
+    assert not admission.allowed(job(9, 500, "a")) and admission.allowed(job(9, 400, "a", resident_bytes=400))
     admission.release("b", 9000)
     assert admission.allowed(large) and admission.free == 9400 and tenants["b"].held == tenants["b"].reserved == 0
 

@@ -111,7 +111,7 @@ def turns() -> Iterator[None]:
 def test_turns_meet_by_the_name_of_the_gpu(turns: None) -> None:
     from numba import cuda
 
-    with ww.turn("before"):  # before this thread has a context, perhaps
+    with ww.turn("before"):  # the thread may not have a context yet
         pass
     x = cuda.to_device(np.ones(SIZE))
     assert current_context()
@@ -145,7 +145,7 @@ def test_arrays_with_dlpack_alone() -> None:
 
     with Scheduler("cuda") as scheduler:
         occupy[1, torch.cuda.default_stream()](10_000_000)
-        x.mul_(3)  # it is not there yet, and is waited for
+        x.mul_(3)  # x * 3 is not computed yet: the scheduler waits for it
         scheduler.submit(double[SIZE], Alone()).result(60)
         assert bool((x == 6).all())
         assert scheduler.submit(double[SIZE], Alone()).task.resident_bytes == 4 * SIZE

@@ -12,8 +12,9 @@ import pytest
 import warpwell as ww
 from lab.sched.workloads import WORKLOADS, make
 from warpwell import errors
-from warpwell.scheduler import Ended, Job, Kind, Log, Placement, Profile, Request, Scheduler, Task
+from warpwell.scheduler import Profile, Scheduler
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
+from warpwell.scheduler.extend import Ended, Job, Kind, Log, Placement, Request, Task
 from warpwell.targets.arrays import to_host, zeros
 from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.targets.primitives import barrier, block_index, thread_index
@@ -92,7 +93,7 @@ def test_short_kernels_go_in_trains_each_once_and_in_order() -> None:
     x = zeros("cuda", 256 * 132, np.int64)
     profile = Profile(kind=Kind.COMPUTE, seconds=20e-6, source="measured")
     with Scheduler("cuda", "lanes", limit=1, log=Log()) as scheduler:
-        # with "data" a task arrives when its predecessor has ended, and none is queued behind another
+        # With order="data", a task arrives when its predecessor has ended, so no task is queued after another.
         handles = [scheduler.submit(step[x.size], x, k, profile=profile, order="none") for k in range(count)]
         assert not handles[-1].cancel() or handles[-1].cancelled()
     expected = 0

@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 from tests.harness.scripted_executor import ScriptedExecutor
 
-from lab.sched.rates import Matrix, Pair
+from lab.sched.rates import ClassTable, Matrix, Pair
 from lab.sched.replay import replay
 from lab.sched.simulator import NO_DELAYS, HostDelays, Simulator
 from lab.testing.policies import task as unmeasured_task
-from warpwell.scheduler import Capacity, Kind, Request, Task
 from warpwell.scheduler.batch import Batch
 from warpwell.scheduler.core import Core
-from warpwell.scheduler.policies.lanes import Lanes, _work
+from warpwell.scheduler.extend import Capacity, Kind, Request, Task
+from warpwell.scheduler.policies.lanes import Lanes, _class_seconds
 from warpwell.scheduler.policies.live import Live, _key
-from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.task import State
 
 CAPACITY = Capacity()
@@ -50,11 +49,12 @@ def test_whichever_comes_first_the_memory_intensive_kernel_is_older(first: Kind)
     core = core_of()
     second = C if first is M else M
     ran = run(core, (0.0, task(first, 60.0)), (5e-3, task(second, 60.0)))
-    assert ran.metrics().stp > 1.7  # 1.94 together; 5 ms alone at the beginning, and the rest of one at the end
+    # 1.94 while both run; solo for the first 5 ms, and for the rest of one kernel at the end.
+    assert ran.metrics().stp > 1.7
     assert not events_of(core, "preempt")
     reissued = [name for name, why in events_of(core, "resize") if why.get("younger")]
     assert reissued == (["compute"] if first is C else [])
-    if first is C:  # its workers leave once the newcomer waits for their room
+    if first is C:  # its workers leave only when the arriving kernel waits for their room
         kinds = [event.kind for event in core.log if event.name == "memory" or event.kind == "resize"]
         assert kinds.index("launch") < kinds.index("resize")
 
@@ -88,7 +88,7 @@ def test_the_next_one_is_there_when_a_long_one_ends(kind: Kind) -> None:
 
 def test_a_kernel_of_some_decisions_does_not_go_on_as_it_is_for_what_the_host_takes() -> None:
     """The host takes its time either way; launched as it is, so were all that follow."""
-    core = core_of(host=HOST, soon=0.0)
+    core = core_of(host=HOST, lookahead_seconds=0.0)
     run(core, *[(0.0, task(kind, seconds, blocks=1 << 16)) for kind, seconds in ((C, 3.0), (M, 0.5)) for _ in range(6)])
     assert not [name for name, why in events_of(core, "launch") if name == "memory" and why.get("plain")]
 
@@ -105,7 +105,8 @@ def test_short_kernels_do_not_queue_after_batches() -> None:
     core = core_of(host=HostDelays(decision=80e-6, launch=5e-6))
     launch = task(C, 0.02, "launch", launch=SimpleNamespace(kernel=None))
     batches = [task(C, 0.02, "batch", blocks=4, launch=Batch([launch], [0] * 4)) for _ in range(6)]
-    warm_up = [(0.0, task(C, 0.02, "single")) for _ in range(80)]  # before, nothing is known of the host
+    # Before these tasks, the delays of the host are unknown.
+    warm_up = [(0.0, task(C, 0.02, "single")) for _ in range(80)]
     ran = run(core, *warm_up, *[(0.1, arriving) for batch in batches for arriving in (batch, task(C, 0.02, "single"))])
     assert all(job.state is State.DONE for job in ran.jobs)
 
@@ -114,7 +115,8 @@ def test_short_kernels_are_launched_as_they_are() -> None:
     """Those that take less than some decisions do; four wait on the device."""
     core = core_of(host=HostDelays(decision=80e-6, launch=5e-6))
     run(core, *[(0.0, task(kind, 0.2)) for kind in (M, C) * 80])
-    launches = [event for event in core.log if event.kind == "launch"][80:]  # before, nothing is known of the host
+    # Skip the 80 tasks before which the delays of the host are unknown.
+    launches = [event for event in core.log if event.kind == "launch"][80:]
     assert all(event.why["plain"] for event in launches)
     ended = {event.task: event.time for event in core.log if event.kind == "end"}
     max_waiting = max(
@@ -204,13 +206,13 @@ def even() -> tuple[float, float]:
 def test_the_class_with_more_work_gets_the_larger_share() -> None:
     live = Live()
     memory, compute = (core_of().submit(Request("r", [task(kind, 10.0)]))[0] for kind in (M, C))
-    live.pairs.note(_key(memory, compute), 0.5, (0.75, 0.76))
-    assert live.share(memory, compute, lambda: (9.0, 1.0)) == 0.75  # tried for the kernel that would end last
+    live.pairs.record(_key(memory, compute), 0.5, (0.75, 0.76))
+    assert live.share(memory, compute, lambda: (9.0, 1.0)) == 0.75  # tries 0.75 for the kernel that would end last
     assert live.share(memory, compute, lambda: (1.0, 9.0)) == 0.25
-    live.pairs.note(_key(memory, compute), 0.75, (0.98, 0.5))
+    live.pairs.record(_key(memory, compute), 0.75, (0.98, 0.5))
     assert live.share(memory, compute, lambda: (9.0, 1.0)) == 0.75
-    assert live.share(memory, compute, lambda: (1.0, 1.0)) == 0.5  # more for both together
-    live.pairs.note(_key(memory, compute), 0.25, (0.4, 0.9))  # much less together
+    assert live.share(memory, compute, lambda: (1.0, 1.0)) == 0.5  # 0.5 has the higher rate of both together
+    live.pairs.record(_key(memory, compute), 0.25, (0.4, 0.9))  # much less together
     assert live.share(memory, compute, lambda: (1.0, 9.0)) == 0.5
 
 
@@ -220,7 +222,7 @@ def test_work_is_what_runs_and_waits_on_the_device_or_not() -> None:
     for at, arriving in requests:
         core.submit(Request(arriving.name, [arriving], at))
     core.step()
-    memory, compute = _work(core._view)
+    memory, compute = _class_seconds(core._view)
     assert memory == pytest.approx(30e-3) and compute == pytest.approx(10e-3)
 
 
@@ -244,7 +246,8 @@ def test_shares_follow_the_rates() -> None:
     assert live.poor(memory, compute, 1.75, now, 1.0) and not live.poor(memory, compute, 1.69, now, 1.0)
     assert not live.poor(memory, compute, 1.75, now + 1.1, 1.0)
     later = Live()
-    later.pairs = live.pairs  # of another process: it is tried when it has rested once
+    # As if another process had stored the pairs: a poor pair is tried again after one cooldown.
+    later.pairs = live.pairs
     assert later.poor(memory, compute, 1.75, 5.0, 1.0) and not later.poor(memory, compute, 1.75, 6.1, 1.0)
 
 
@@ -253,7 +256,7 @@ def test_windows_of_a_pair_that_are_too_short_count_together() -> None:
     now = 0.0
     for k in range(4):
         memory, compute = (core_of().submit(Request("r", [task(kind, 1.0, blocks=2112)]))[0] for kind in (M, C))
-        assert not live.pairs.of(_key(memory, compute)) or k > 1
+        assert not live.pairs.get(_key(memory, compute)) or k > 1
         live.choose(memory, compute, even)
         live.begin(memory, compute, now)
         now += 0.8 * seconds
@@ -279,7 +282,7 @@ def test_a_short_window_that_begins_with_a_launch_says_nothing() -> None:
 def test_shares_of_short_kernels_are_not_tried() -> None:
     live = Live()
     memory, compute = (core_of().submit(Request("r", [task(kind, 1.0)]))[0] for kind in (M, C))
-    live.pairs.note(_key(memory, compute), 0.5, (0.4, 0.9))
+    live.pairs.record(_key(memory, compute), 0.5, (0.4, 0.9))
     assert live.choose(memory, compute, even, 2e-3) == live.share(memory, compute, even, 2e-3) == 0.5
     assert live.choose(memory, compute, even, 0.5e-3) == 0.75 and live.share(compute, memory, even) == 0.25
 
@@ -317,7 +320,7 @@ def idle(core: Core, kind: Kind) -> float:
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_no_lane_is_empty_while_the_host_decides(ahead: bool) -> None:
-    core = core_of(host=HOST, soon=1e-3 if ahead else 0.0)
+    core = core_of(host=HOST, lookahead_seconds=1e-3 if ahead else 0.0)
     run(core, *[(0.0, task(kind, 3.0)) for kind in (M, C) for _ in range(8)])
     assert [idle(core, kind) < 1e-6 for kind in (M, C)] == [ahead, ahead]
 
@@ -370,7 +373,7 @@ def test_what_others_passed_too_often_is_not_taken_back_for_one_that_it_comes_be
             break
     remaining = 4e-3 * (1.0 - core.executor.progress(first) / first.task.blocks)
     core.executor.wait(core.executor.now() + remaining - 0.2e-3)
-    core.policy._queued[old] = level  # as others have passed it
+    core.policy._queued[old] = level  # as if other tasks had overtaken it
     core.submit(Request("new", [task(M, 1.0, "new", priority=2)], core.executor.now()))
     core.step()
     assert [event.task for event in core.log if event.kind == "preempt"] == ([] if level else [old.number])
@@ -378,23 +381,25 @@ def test_what_others_passed_too_often_is_not_taken_back_for_one_that_it_comes_be
 
 def test_a_newcomer_takes_the_place_of_who_leaves_for_it_without_the_host() -> None:
     for ahead in (False, True):
-        core = core_of(host=HOST, soon=1e-3 if ahead else 0.0)
+        core = core_of(host=HOST, lookahead_seconds=1e-3 if ahead else 0.0)
         urgent = task(M, 1.0, "urgent", priority=4)
         run(core, (0.0, task(M, 30.0)), (0.0, task(C, 30.0)), (10e-3, urgent))
         (stop,) = [event.time for event in core.log if event.kind == "stop"]
         assert (core.jobs[-1].started - stop < 1e-9) is ahead
 
 
-@pytest.mark.parametrize("soon", [0.0, 1e-3])
+@pytest.mark.parametrize("lookahead_seconds", [0.0, 1e-3])
 @pytest.mark.parametrize("kind", [M, C])
 @pytest.mark.parametrize("gains", [True, False])
 def test_a_short_urgent_kernel_never_waits_for_room_until_a_long_one_has_ended(
-    gains: bool, kind: Kind, soon: float
+    gains: bool, kind: Kind, lookahead_seconds: float
 ) -> None:
     """Its own room counts, and its rate: non-preemptible with a kernel that fills the device, it has no room."""
     names = ("memory", "compute")
     poor = [Pair(a, b, (0.52, 0.52), (s, 1 - s)) for a, b in (names, names[::-1]) for s in (0.25, 0.5, 0.75)]
-    core = core_of(None if gains else Matrix(poor, ClassTable(CAPACITY)), host=HOST, soon=soon)
+    core = core_of(
+        None if gains else Matrix(poor, ClassTable(CAPACITY)), host=HOST, lookahead_seconds=lookahead_seconds
+    )
     long = [(0.0, task(lane, 12.0, blocks=blocks)) for lane, blocks in ((M, 1 << 19), (C, 1 << 16)) for _ in range(20)]
     urgent = [(3e-3 + 14.3e-3 * k, task(kind, 0.1, "urgent", priority=8, blocks=64)) for k in range(16)]
     ran = run(core, *long, *urgent)

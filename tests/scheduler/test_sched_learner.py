@@ -16,14 +16,15 @@ from tests.harness.until import HANG_SECONDS
 import warpwell as ww
 from lab.testing.fake_gpu import fake_executor
 from warpwell import errors, gpu
-from warpwell.scheduler import Kind, Launch, Log, Placement, Policy, Profile, Request, Scheduler, Task
+from warpwell.scheduler import Policy, Profile, Scheduler
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.events import DEFAULT_MAX_EVENTS
 from warpwell.scheduler.executor import Capacity, Ended, Executor, Machine
 from warpwell.scheduler.executors.cpu_executor import CpuExecutor
+from warpwell.scheduler.extend import Kind, Launch, Log, Placement, Request, Task
 from warpwell.scheduler.predict.identity import identity
-from warpwell.scheduler.predict.learner import KERNELS, Learner
-from warpwell.scheduler.predict.record import ALWAYS, RARELY, lasts
+from warpwell.scheduler.predict.learner import MAX_RECORDS, Learner
+from warpwell.scheduler.predict.record import FIRST_MEASURED_LAUNCHES, LAUNCHES_PER_MEASUREMENT, is_persistent
 
 STEP = """
 import warpwell as ww
@@ -59,7 +60,7 @@ def test_kernels_of_one_name_differ_by_their_code(tmp_path):
     adding, doubling = load(tmp_path, "one", "x[i] += 1"), load(tmp_path, "other", "x[i] *= 2")
     assert identity(adding[8], (x,)).split("@")[0] == identity(doubling[8], (x,)).split("@")[0] == "step"
     assert identity(adding[8], (x,)) != identity(doubling[8], (x,))
-    assert identity(adding[8], (x,)) == identity(adding[16], (x,)) and lasts(identity(adding[8], (x,)))
+    assert identity(adding[8], (x,)) == identity(adding[16], (x,)) and is_persistent(identity(adding[8], (x,)))
     assert identity(adding[8], (x,)) != identity(adding[8], (np.zeros(8, np.int64),)), "types count"
 
 
@@ -83,7 +84,7 @@ def test_code_without_a_file_is_itself_alone():
         exec(compile("def step(x):\n    x[0] = 1\n", "<nowhere>", "exec"), scope)
         made.append(ww.kernel(scope["step"]))
     names = [identity(k[8], (x,)) for k in made]
-    assert names[0] != names[1] and not any(lasts(n) for n in names)
+    assert names[0] != names[1] and not any(is_persistent(n) for n in names)
 
 
 # -- the default ----------------------------------------------------------------------------------------------
@@ -142,7 +143,7 @@ def test_a_learner_without_a_scheduler_says_so():
 
 def learner():
     learns = Learner()
-    learns.meets(Capacity(), lambda: Machine(bandwidth=1e9))
+    learns.use_device(Capacity(), lambda: Machine(bandwidth=1e9))
     return learns
 
 
@@ -160,7 +161,7 @@ def test_a_kernel_gets_its_class_from_how_fast_it_went_through_its_arrays():
     assert learns(task).kind is Kind.MEMORY and learns(task).seconds == 10e-6
     larger = task_of(learns, 100_000)
     assert larger.profile.source == "predicted", "another size"
-    assert learns.learn(larger, 8e-3) and learns(larger).kind is Kind.COMPUTE  # a tenth of it
+    assert learns.learn(larger, 8e-3) and learns(larger).kind is Kind.COMPUTE  # a tenth of the bandwidth
 
 
 def test_a_profile_changes_only_where_the_time_does():
@@ -176,10 +177,10 @@ def test_measuring_gets_rare():
     learns = learner()
     task = task_of(learns)
     is_measured = []
-    for _ in range(3 * RARELY):
-        is_measured.append(task.known.wants)
+    for _ in range(3 * LAUNCHES_PER_MEASUREMENT):
+        is_measured.append(task.known.should_measure)
         learns.learn(task, 1e-3)
-    assert all(is_measured[:ALWAYS]) and sum(is_measured) <= ALWAYS + 3
+    assert all(is_measured[:FIRST_MEASURED_LAUNCHES]) and sum(is_measured) <= FIRST_MEASURED_LAUNCHES + 3
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
@@ -191,9 +192,9 @@ def test_times_that_cannot_be_teach_nothing(seconds):
 
 def test_a_learner_is_bounded():
     learns = learner()
-    for number in range(KERNELS + 50):
+    for number in range(MAX_RECORDS + 50):
         learns.learn(task_of(learns, size={"n": number + 1}), 1e-3)
-    assert len(learns._known) <= KERNELS
+    assert len(learns._records) <= MAX_RECORDS
     assert [len(rows) for rows in learns.predictor._by_kernel.values()] == [8]
 
 

@@ -16,7 +16,7 @@ def test_a_log_keeps_the_last_events_and_gives_a_subclass_each() -> None:
     logs = [Log(), Log(max_events=8), Counting()]
     for k in range(60):
         for log in logs:
-            log.note([(float(k), "launch", k, "u", "b", {"p": 0})])
+            log.add(Event(float(k), "launch", k, "u", "b", {"p": 0}))
     every, last, counted = (log.events for log in logs)
     assert len(every) == len(logs[0]) == 60 and counted == every and logs[2].count == 60
     assert every[5] == Event(5.0, "launch", 5, "u", "b", {"p": 0})
@@ -36,9 +36,9 @@ def test_events_are_consecutive_while_the_first_ones_are_dropped() -> None:
             super().__delitem__(which)  # type: ignore[arg-type]
             snapshots.append([event.task for event in log.events])
 
-    log._records = Watched()
+    log._events = Watched()
     for k in range(60):
-        log.note([(0.0, "launch", k, "u", "b", {})])
+        log.add(Event(0.0, "launch", k, "u", "b", {}))
     assert len(snapshots) > 60
     for tasks in snapshots:
         assert tasks == list(range(tasks[0], tasks[-1] + 1))

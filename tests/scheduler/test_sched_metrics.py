@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.sched.metrics import jain, measure, turnaround
+from lab.sched.rates import ClassTable
 from lab.sched.replay import replay
 from lab.sched.simulator import Simulator
 from warpwell import errors
-from warpwell.scheduler import Event, Job, Kind, Log, Policy, Profile, Request, State, Task
+from warpwell.scheduler import Policy, Profile
 from warpwell.scheduler.core import Core
-from warpwell.scheduler.predict.rates import ClassTable
+from warpwell.scheduler.extend import Event, Job, Kind, Log, Request, State, Task
 
 
 def done(request, index, arrival, ended):

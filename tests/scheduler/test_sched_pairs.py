@@ -1,4 +1,4 @@
-"""The table of pairs: what was measured of kernels together, kept by code and size, for each device."""
+"""The table of pairs: measured rates of co-running kernels, stored by code and size for each device."""
 
 import json
 from pathlib import Path
@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
+from lab.sched.rates import ClassTable
 from lab.sched.simulator import Simulator
-from warpwell import errors
-from warpwell.scheduler import Capacity, Kind, Profile, Request, Task
+from warpwell.scheduler import Profile
 from warpwell.scheduler.core import Core
+from warpwell.scheduler.extend import Capacity, Kind, Request, Task
 from warpwell.scheduler.predict import pairs as module
 from warpwell.scheduler.predict.history import History
 from warpwell.scheduler.predict.learner import Learner
 from warpwell.scheduler.predict.pairs import Pairs
-from warpwell.scheduler.predict.rates import ClassTable
+from warpwell.scheduler.predict.rates import ClassRates
 from warpwell.scheduler.predict.record import KernelRecord
 
 KEY = ("stream@1 {}", "logistic@2 {}")
@@ -23,25 +24,25 @@ KEY = ("stream@1 {}", "logistic@2 {}")
 def test_newer_measurements_count_more_and_the_oldest_pairs_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_PAIRS", 3)
     pairs = Pairs()
-    pairs.note(KEY, 0.5, (0.8, 0.4))
-    pairs.note(KEY, 0.5, (1.0, 0.6))
-    pairs.note(KEY, 0.25, (0.5, 0.5))
-    assert pairs.of(KEY) == {0.5: (pytest.approx(0.9), pytest.approx(0.5)), 0.25: (0.5, 0.5)}
+    pairs.record(KEY, 0.5, (0.8, 0.4))
+    pairs.record(KEY, 0.5, (1.0, 0.6))
+    pairs.record(KEY, 0.25, (0.5, 0.5))
+    assert pairs.get(KEY) == {0.5: (pytest.approx(0.9), pytest.approx(0.5)), 0.25: (0.5, 0.5)}
     for name in "abc":
-        pairs.note((name, "c"), 0.5, (1.0, 1.0))
-    assert len(pairs) == 3 and not pairs.of(KEY) and pairs.learnt == 6
+        pairs.record((name, "c"), 0.5, (1.0, 1.0))
+    assert len(pairs) == 3 and not pairs.get(KEY) and pairs.learnt == 6
 
 
 def test_pairs_are_kept_with_the_history_but_for_those_of_this_process(tmp_path: Path) -> None:
     history = History("GPU", tmp_path / "g.json")
-    history.pairs.note(KEY, 0.5, (0.9, 0.7))
-    history.pairs.note(("stream@~1 {}", KEY[1]), 0.5, (0.9, 0.7))
-    other = History("GPU", tmp_path / "g.json")
-    other.pairs.note(("other@3 {}", KEY[1]), 0.25, (0.5, 0.5))
-    for one in (history, other):
-        one.save()
+    history.pairs.record(KEY, 0.5, (0.9, 0.7))
+    history.pairs.record(("stream@~1 {}", KEY[1]), 0.5, (0.9, 0.7))
+    second = History("GPU", tmp_path / "g.json")
+    second.pairs.record(("other@3 {}", KEY[1]), 0.25, (0.5, 0.5))
+    for saved in (history, second):
+        saved.save()
     found = History.load("GPU", tmp_path / "g.json").pairs
-    assert len(found) == 2 and found.of(KEY) == {0.5: (0.9, 0.7)}
+    assert len(found) == 2 and found.get(KEY) == {0.5: (0.9, 0.7)}
 
 
 @pytest.mark.parametrize(
@@ -60,9 +61,7 @@ def test_pairs_are_kept_with_the_history_but_for_those_of_this_process(tmp_path:
 def test_a_damaged_table_is_none(tmp_path: Path, wrong: Any) -> None:
     path = tmp_path / "g.json"
     path.write_text(json.dumps({"format": "warpwell-history/2", "device": "GPU", "samples": [], "pairs": wrong}))
-    with pytest.raises(errors.FormatError, match="pairs"):
-        History.load("GPU", path)
-    assert not History.usable("GPU", path).pairs.of(KEY)
+    assert not len(History.load("GPU", path).pairs)
 
 
 def test_lanes_begin_with_what_was_measured_before() -> None:
@@ -73,8 +72,8 @@ def test_lanes_begin_with_what_was_measured_before() -> None:
         profile = Profile(kind=kind, seconds=10e-3, registers=1 << 15, threads=256, resident=1056, source="measured")
         tasks.append(Task(name, 10560, profile, known=KernelRecord(f"{name}@1", {}, 1, profile=profile)))
     memory, bad, good = (task.known.key for task in tasks)
-    learner.history.pairs.note((memory, bad), 0.5, (0.7, 0.4))
-    learner.history.pairs.note((memory, good), 0.25, (0.9, 0.9))
+    learner.history.pairs.record((memory, bad), 0.5, (0.7, 0.4))
+    learner.history.pairs.record((memory, good), 0.25, (0.9, 0.9))
     core = Core(Simulator(ClassTable(), Capacity(), mode="drain"), "lanes", learner=learner)
     for task in tasks:
         core.submit(Request(task.name, [task]))
@@ -88,21 +87,21 @@ def test_lanes_begin_with_what_was_measured_before() -> None:
 
 @pytest.mark.parametrize("kinds", [(Kind.MEMORY, Kind.MEMORY, Kind.COMPUTE), (Kind.COMPUTE, Kind.COMPUTE, Kind.MEMORY)])
 def test_the_source_weighs_with_what_was_measured(kinds: tuple[Kind, ...]) -> None:
-    """That of the share nearest to its own; not where the compute-intensive kernel would be the older."""
+    """The rates of the share nearest to its own are used, unless the compute-intensive kernel would be the older."""
     learner, tasks = Learner(), []
     for number, kind in enumerate(kinds):
         profile = Profile(kind=kind, seconds=10e-3, registers=1 << 15, threads=256, resident=1056, source="measured")
         tasks.append(Task(str(number), 10560, profile, known=KernelRecord(f"{number}@1", {}, 1, profile=profile)))
     measured = {0.25: (0.1, 0.2), 0.5: (0.9, 0.8), 0.75: (0.3, 0.2)}
-    for one in tasks[:2]:
-        memory, compute = (one, tasks[2]) if kinds[0] is Kind.MEMORY else (tasks[2], one)
+    for memory_task in tasks[:2]:
+        memory, compute = (memory_task, tasks[2]) if kinds[0] is Kind.MEMORY else (tasks[2], memory_task)
         for share, rates in measured.items():
-            learner.history.pairs.note((memory.known.key, compute.known.key), share, rates)
+            learner.history.pairs.record((memory.known.key, compute.known.key), share, rates)
     core = Core(Simulator(ClassTable(), Capacity(), mode="drain"), "source", learner=learner)
     for task in tasks:
         core.submit(Request(task.name, [task]))
         core.step()
     (event,) = [event for event in core.log if event.kind in ("preempt", "hold")]
-    by_class = sum(ClassTable().together(core.running, [job.placement for job in core.running]))
+    by_class = sum(ClassRates().together(core.running, [job.placement for job in core.running]))
     assert event.why["S0"] == pytest.approx(by_class)
     assert (event.why["S1"] == pytest.approx(1.7)) is (kinds[0] is Kind.MEMORY)

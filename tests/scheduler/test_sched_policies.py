@@ -6,15 +6,17 @@ import weakref
 import pytest
 from tests.harness.scripted_executor import ScriptedExecutor
 
+from lab.sched.rates import ClassTable
 from lab.sched.simulator import Simulator
 from lab.testing.policies import CAPACITY, PolicyConformance, task
 from warpwell import errors
-from warpwell.scheduler import Job, Kind, Launch, Placement, Policy, Preempt, Request, State
+from warpwell.scheduler import Policy
 from warpwell.scheduler.core import Core
+from warpwell.scheduler.extend import Job, Kind, Launch, Placement, Preempt, Request, State
 from warpwell.scheduler.policies import POLICIES, policy
 from warpwell.scheduler.policies.order import FirstCome, LeftOver
 from warpwell.scheduler.policies.sharing import quota, rank
-from warpwell.scheduler.predict.rates import ClassTable
+from warpwell.scheduler.predict.rates import ClassRates
 
 M, C = Kind.MEMORY, Kind.COMPUTE
 
@@ -99,7 +101,7 @@ def test_the_suite_finds_a_policy_that_goes_round_in_circles() -> None:
 
 
 def test_source_makes_a_kernel_wait_as_long_as_the_one_that_stays_runs() -> None:
-    # memory + compute is best, so a second memory-intensive kernel waits for as long as compute comes
+    # Memory + compute is the best pair, so a second memory-intensive kernel waits while compute-intensive ones arrive.
     assert Planted(policy("source")).starving(M, "compute", 0.3, co_runner=M).started is None
     assert Planted(policy("lanes")).starving(M, "compute", 0.3, co_runner=M).started is not None
     starving = {name for name in POLICIES if policy(name).starves}
@@ -183,6 +185,19 @@ def named(*entries, at=0.0):
     return [Request(name, [task(kind, ms, name, **fields)], at) for name, kind, ms, fields in entries]
 
 
+def test_rates_by_class_keep_the_ranks_and_the_order_of_residency() -> None:
+    def rates(*kinds: Kind | None) -> list[float]:
+        jobs = [Job(task(kind), Request("r", [task(kind)]), 0.0) for kind in kinds]
+        return ClassRates().together(jobs, [Placement() for _ in jobs])
+
+    memory, compute = Kind.MEMORY, Kind.COMPUTE
+    assert rates(memory) == rates(compute) == [1.0]
+    assert sum(rates(memory, compute)) > 1.9 > sum(rates(compute, compute)) > 1.0 > sum(rates(memory, memory))
+    assert rates(compute, memory) == [1.0, 0.02], "a younger memory-intensive kernel starves"
+    assert rates(None, compute) == rates(memory, compute), "an unknown class counts as memory-intensive"
+    assert rates(memory, memory, memory) == pytest.approx([1 / (1 + 2 * (1 / 0.48 - 1))] * 3)
+
+
 def test_ranks_are_those_of_the_source() -> None:
     assert rank([M, C]) < rank([C, C]) < rank([M, M])
     assert rank([C, None]) == rank([C, M]), "unknown counts as memory"
@@ -222,7 +237,9 @@ def test_lanes_put_priority_before_pairing_and_preempts_for_it() -> None:
 
 def test_lanes_give_tenants_their_weights() -> None:
     rates, weights = ClassTable(CAPACITY), {"a": 3.0, "b": 1.0}
-    core = Core(Simulator(rates, capacity=CAPACITY, mode="drain"), policy("lanes", slack=2e-3), tenants=weights)
+    core = Core(
+        Simulator(rates, capacity=CAPACITY, mode="drain"), policy("lanes", tolerance_seconds=2e-3), tenants=weights
+    )
     for i in range(400):
         core.submit(Request("r", [task((M, C)[i // 2 % 2], 1.0, tenant="ab"[i % 2])]))
     while core.executor.now() < 0.15:

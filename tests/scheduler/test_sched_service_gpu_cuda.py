@@ -165,7 +165,7 @@ def test_policies_are_compared_from_the_command_line(capsys: pytest.CaptureFixtu
             "--policy",
             "left-over,source,lanes",
             "--workload",
-            "gemm:512,triad:1000000,mvt:2048",
+            "gemm:512,triad:1000000,atax:2048",
             "--repeat",
             "3",
             "--json",

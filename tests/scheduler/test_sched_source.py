@@ -1,4 +1,4 @@
-"""The table of lab/sched/SOURCE.md that says where each element of the source is: each file, name and test is there."""
+"""The files, names and tests in the table of lab/sched/SOURCE.md exist."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def table() -> list[list[str]]:
 
 @functools.cache
 def names(path: Path) -> frozenset[str]:
-    """Return what a module defines: functions, classes, variables, and those of its classes behind a point."""
+    """Return the functions, classes and variables of a module, and the members of its classes as ``Class.name``."""
 
     def within(body: list[ast.stmt], before: str) -> Iterator[str]:
         for node in body:
@@ -34,7 +34,7 @@ def names(path: Path) -> frozenset[str]:
             yield from (before + target.id for target in targets if isinstance(target, ast.Name))
             if isinstance(node, ast.ClassDef):
                 yield from within(node.body, f"{before}{node.name}.")
-                for inner in ast.walk(node):  # what its methods set
+                for inner in ast.walk(node):  # attributes that its methods set
                     if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
                         yield f"{before}{node.name}.{inner.attr}"
 
@@ -42,23 +42,23 @@ def names(path: Path) -> frozenset[str]:
 
 
 def problems(row: list[str]) -> list[str]:
-    """Return what a row of the table names and nobody has."""
+    """Return the names in a row of the table that do not exist."""
     if len(row) != 3 or not row[0]:
         return [f"{row} is no row of three columns"]
     wrong = []
-    for what, cell, folders in (("code", row[1], CODE), ("test", row[2], TESTS)):
+    for category, cell, folders in (("code", row[1], CODE), ("test", row[2], TESTS)):
         found = re.findall(r"`([\w/]+\.py)::([\w.]+)`", cell)
         if not found:
-            wrong.append(f"{row[0]!r} names no {what}: {cell!r}")
+            wrong.append(f"{row[0]!r} names no {category}: {cell!r}")
         if len(found) != cell.count("`") // 2:
-            wrong.append(f"{row[0]!r} names {what} that is not `file.py::name`: {cell!r}")
+            wrong.append(f"{row[0]!r} names {category} that is not `file.py::name`: {cell!r}")
         for file, name in found:
             path = next((folder / file for folder in folders if (folder / file).is_file()), None)
             if path is None:
                 wrong.append(f"{row[0]!r}: there is no file {file}")
             elif name not in names(path):
                 wrong.append(f"{row[0]!r}: {file} has no {name}")
-            elif what == "test" and not name.rpartition(".")[2].startswith(("test_", "Test")):
+            elif category == "test" and not name.rpartition(".")[2].startswith(("test_", "Test")):
                 wrong.append(f"{row[0]!r}: {name} is no test")
     return wrong
 

@@ -28,22 +28,24 @@ WORTH = {
 
 
 def sample() -> Log:
-    """Two memory kernels, one of which is preempted for a compute kernel; one that fails, and what comes after it."""
+    """Two memory kernels, one of which is preempted for a compute kernel; one that fails, and the kernels after it."""
     log = Log()
     log.about = {"policy": "source", "device": "cpu"}
     for event in (
         Event(0.0, "arrive", 0, "mvt", "a"),
-        Event(0.0, "launch", 0, "mvt", "a", {"rule": "best combination", "beside": []}),
+        Event(0.0, "launch", 0, "mvt", "a", {"rule": "best combination", "co_runners": []}),
         Event(0.1, "arrive", 1, "atax", "a"),
-        Event(0.1, "launch", 1, "atax", "a", {"rule": "best combination", "beside": [0], "workers": 4}),
+        Event(0.1, "launch", 1, "atax", "a", {"rule": "best combination", "co_runners": [0], "workers": 4}),
         Event(0.2, "arrive", 2, "gemm", "b"),
         Event(0.2, "hold", 2, "gemm", "b", {**WORTH, "C": 0.03}),
         Event(0.3, "preempt", 1, "atax", "a", {**WORTH, "for": 2, "mode": "drain"}),
         Event(0.35, "stop", 1, "atax", "a", {"done": 7}),
-        Event(0.35, "launch", 2, "gemm", "b", {"rule": "best combination", "beside": [0]}),
+        Event(0.35, "launch", 2, "gemm", "b", {"rule": "best combination", "co_runners": [0]}),
         Event(0.4, "reject", 3, "huge", "b", {"rule": "memory", "bytes": 100, "most": 10}),
         Event(1.0, "end", 2, "gemm", "b", {"ran": 0.65, "preemptions": 0}),
-        Event(1.0, "launch", 1, "atax", "a", {"rule": "best combination", "beside": [0], "whole": "a barrier, line 3"}),
+        Event(
+            1.0, "launch", 1, "atax", "a", {"rule": "best combination", "co_runners": [0], "whole": "a barrier, line 3"}
+        ),
         Event(1.2, "fail", 0, "mvt", "a", {"error": "IndexRangeError('index 9')"}),
         Event(1.2, "cancel", 3, "mvt2", "a", {"rule": "failed before it", "by": 0}),
         Event(1.5, "end", 1, "atax", "a", {"ran": 0.75, "preemptions": 1}),
@@ -75,8 +77,8 @@ def test_a_place_holds_one_task_at_a_time() -> None:
     found = residency_intervals(log)
     assert {s.lane for s in found} == {0, 1, 2}
     for lane in range(3):
-        there = [s for s in found if s.lane == lane]
-        assert all(a.end <= b.start for a, b in itertools.pairwise(there))
+        spans = [s for s in found if s.lane == lane]
+        assert all(a.end <= b.start for a, b in itertools.pairwise(spans))
 
 
 def test_a_task_whose_owner_died_is_there_twice() -> None:
@@ -89,7 +91,7 @@ def test_a_task_whose_owner_died_is_there_twice() -> None:
 
 def test_trace_is_what_chrome_reads(tmp_path: Path) -> None:
     log = sample()
-    log.add(Event(2.0, "hold", 5, "waits", "a", {"T": math.inf, "beside": [math.nan]}))
+    log.add(Event(2.0, "hold", 5, "waits", "a", {"T": math.inf, "co_runners": [math.nan]}))
     path = tmp_path / "trace.json"
     write_trace(log, path)
     trace = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
@@ -134,7 +136,7 @@ def parsed(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
 
 def test_metrics_count_what_the_log_says() -> None:
     metrics = LogMetrics("source").observe_all(sample())
-    metrics.service(restarts=2, clients=3, held=10)
+    metrics.set_service(2, 3, 10)
     found = parsed(metrics.render())
 
     def of(name: str, tenant: str, **more: str) -> float:
@@ -169,7 +171,7 @@ def test_metrics_count_what_the_log_says() -> None:
 
 def test_a_tenant_sees_its_own_metrics_alone() -> None:
     metrics = LogMetrics("source").observe_all(sample())
-    metrics.service(restarts=0, clients=1, held=0)
+    metrics.set_service(0, 1, 0)
     found = parsed(metrics.render("b"))
     assert found and all(dict(key)["tenant"] == "b" for family in found.values() for key in family)
     assert metrics.render("nobody") == ""
@@ -190,23 +192,23 @@ def test_nothing_is_kept_of_tasks_that_ended() -> None:
         metrics.observe(Event(k, "arrive", k, "k"))
         metrics.observe(Event(k, "launch", k, "k"))
         metrics.observe(Event(k + 0.5, "end", k, "k"))
-    assert not metrics._live
+    assert not metrics._unfinished
     counts = parsed(metrics.render())["warpwell_turnaround_seconds_count"]
     assert counts == {(("policy", "p"), ("tenant", "default")): 1000}
 
 
-def told(log: Log) -> dict[tuple[str, int, float], str]:
+def hover_texts(log: Log) -> dict[tuple[str, int, float], str]:
     return {(e.kind, e.task, e.time): text for e, text in sentences(log)}
 
 
 def test_explanations_say_why_with_figures() -> None:
-    texts = told(sample())
+    texts = hover_texts(sample())
     assert len(texts) == len(sample())
     assert texts["launch", 0, 0.0] == (
-        "mvt (task 0) was launched with nothing else running: of the waiting tasks, it makes the best combination."
+        "mvt (task 0) was launched on the idle device: it makes the best combination of all waiting tasks."
     )
-    beside = texts["launch", 1, 0.1]
-    assert "beside mvt (task 0)" in beside and "4 workers" in beside
+    launch = texts["launch", 1, 0.1]
+    assert "alongside mvt (task 0)" in launch and "4 workers" in launch
     preempt = texts["preempt", 1, 0.3]
     # T = 20 ms, C = 5 ms: 0.55 * 5 + 1.6 * 15 = 26.75 > 1.1 * 20 = 22
     for figure in (
@@ -221,9 +223,9 @@ def test_explanations_say_why_with_figures() -> None:
         "4.75 ms of work gained",
     ):
         assert figure in preempt
-    assert "in the place of atax (task 1)" in texts["hold", 2, 0.2] and "C is not below T" in texts["hold", 2, 0.2]
+    assert "instead of atax (task 1)" in texts["hold", 2, 0.2] and "C is not below T" in texts["hold", 2, 0.2]
     assert "a barrier, line 3" in texts["launch", 1, 1.0]
-    assert "IndexRangeError" in texts["fail", 0, 1.2] and "The others go on" in texts["fail", 0, 1.2]
+    assert "IndexRangeError" in texts["fail", 0, 1.2] and "The other tasks continue" in texts["fail", 0, 1.2]
     assert "because mvt (task 0), which comes before it, failed" in texts["cancel", 3, 1.2]
     assert texts["reject", 3, 0.4] == "huge of tenant b was refused: it needs 100 bytes and may have 10."
     assert "750 ms on the device and 1 preemption." in texts["end", 1, 1.5]
@@ -233,17 +235,17 @@ def test_a_launch_behind_another_says_so() -> None:
     log = Log()
     log.add(Event(0.0, "arrive", 0, "compute"))
     log.add(Event(0.0, "arrive", 1, "memory"))
-    why = {"rule": "next", "beside": [0], "behind": 1, "workers": 4, "share": 0.5}
+    why = {"rule": "next", "co_runners": [0], "behind": 1, "workers": 4, "share": 0.5}
     log.add(Event(1.0, "launch", 2, "memory", why=why))
-    assert told(log)["launch", 2, 1.0] == (
-        "memory (task 2) was launched behind memory (task 1) beside compute (task 0): it is the next of its class, and "
-        "begins when that one has left; it gets 4 workers (share = 0.5)."
+    assert hover_texts(log)["launch", 2, 1.0] == (
+        "memory (task 2) was launched behind memory (task 1) alongside compute (task 0): it is the next of its class, "
+        "and begins when that task has left; it gets 4 workers (share = 0.5)."
     )
 
 
 def test_rules_that_nobody_put_into_words_keep_their_figures() -> None:
     log = Log()
-    log.add(Event(0.0, "launch", 0, "k", why={"rule": "new rule", "beside": [7], "score": 0.125}))
+    log.add(Event(0.0, "launch", 0, "k", why={"rule": "new rule", "co_runners": [7], "score": 0.125}))
     log.add(Event(0.0, "preempt", 0, "k", why={"rule": "other", "mode": "drain", "margin": 3}))
     log.add(Event(0.0, "lost", 0, "k", why={"reason": "it was killed"}))
     launch, preempt, lost = (text for _, text in sentences(log))
@@ -258,9 +260,9 @@ def test_a_higher_priority_in_words() -> None:
         log.add(Event(0.0, "arrive", number, name))
     why = {"rule": "priority", "C": 0.5, "rest": 0.25, "victim": 1, "newcomer": 2}
     log.add(Event(4.0, "hold", 2, "triad", why=why))
-    log.add(Event(5.0, "preempt", 1, "mvt", why={**why, "rest": 1, "for": 2, "mode": "drain", "saved": {"bytes": 7}}))
-    texts = told(log)
-    assert "in the place of mvt (task 1)" in texts["hold", 2, 4.0]
+    log.add(Event(5.0, "preempt", 1, "mvt", why={**why, "rest": 1, "for": 2, "mode": "drain"}))
+    texts = hover_texts(log)
+    assert "instead of mvt (task 1)" in texts["hold", 2, 4.0]
     assert "priority is higher (C = 0.5, rest = 0.25)" in texts["hold", 2, 4.0]
     assert "for triad (task 2)" in texts["preempt", 1, 5.0] and "bytes" not in texts["preempt", 1, 5.0]
 

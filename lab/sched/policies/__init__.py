@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from warpwell.scheduler import POLICIES, Policy
+from warpwell.scheduler import Policy
+from warpwell.scheduler.extend import POLICIES
 from warpwell.scheduler.policies import policy
 
 from .chimera import Chimera

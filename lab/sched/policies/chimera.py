@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable
 from typing import Any
 
-from warpwell.scheduler import Decision, Job, Policy, Preempt, State, View
+from warpwell.scheduler import Policy
+from warpwell.scheduler.extend import Decision, Job, Preempt, State, View
 from warpwell.scheduler.policies.sharing import age, grow, preemptible, share, stopping
 
 BOUND_SECONDS = 15e-6

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from warpwell.scheduler import Capacity, Decision, Job, Launch, Placement, Policy, Resize, View
+from warpwell.scheduler import Policy
+from warpwell.scheduler.extend import Capacity, Decision, Job, Launch, Placement, Resize, View
 from warpwell.scheduler.policies.sharing import preemptible
 
 RESOURCES = ("registers", "shared", "threads")

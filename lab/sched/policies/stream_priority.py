@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from warpwell.scheduler import Decision, Job, Kind, Launch, Placement, Policy, Priority, View
+from warpwell.scheduler import Policy
+from warpwell.scheduler.extend import Decision, Job, Kind, Launch, Placement, Priority, View
 from warpwell.scheduler.policies.sharing import age
 
 
@@ -12,19 +13,19 @@ class StreamPriority(Policy):
     """Kernels at once in streams, in order of effective priority and arrival.
 
     At equal `Task.priority`, memory-intensive tasks have a higher stream priority than the other class. A task that
-    `patience` tasks have passed counts as memory-intensive in the order of launches.
+    `aging_jobs` tasks have passed counts as memory-intensive in the order of launches.
 
     Parameters
     ----------
-    patience : int
+    aging_jobs : int
         Number of tasks that may pass before waiting counts as one more priority.
     """
 
     name = "stream-priority"
 
-    def __init__(self, *, patience: int = 32) -> None:
-        self._patience = patience
-        self._priority = Priority(patience)
+    def __init__(self, *, aging_jobs: int = 32) -> None:
+        self._aging_jobs = aging_jobs
+        self._priority = Priority(aging_jobs)
 
     def bucket(self, job: Job) -> Hashable:
         """Group by priority, tenant and class."""
@@ -40,4 +41,4 @@ class StreamPriority(Policy):
         return [Launch(job, Placement(priority=priority, plain=True), {"rule": "priority", "priority": priority})]
 
     def _is_early(self, view: View, job: Job) -> bool:
-        return job.task.profile.kind is Kind.MEMORY or view.waiting.passed(job) >= self._patience
+        return job.task.profile.kind is Kind.MEMORY or view.waiting.passed(job) >= self._aging_jobs

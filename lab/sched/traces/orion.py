@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from warpwell import errors
-from warpwell.scheduler import Capacity, Kind, Profile
+from warpwell.scheduler import Profile
+from warpwell.scheduler.extend import Capacity, Kind
 
 from . import rows
 from .trace import TracedApplication, TracedKernel

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from warpwell import errors
 from warpwell._check import checked_integer, checked_number
-from warpwell.scheduler import Capacity
+from warpwell.scheduler.extend import Capacity
 
 from . import orion, rows, synthetic, table
 from .arrivals import arrivals

@@ -8,7 +8,8 @@ import random
 import numpy as np
 
 from warpwell import errors
-from warpwell.scheduler import Capacity, Kind, Profile
+from warpwell.scheduler import Profile
+from warpwell.scheduler.extend import Capacity, Kind
 
 from .trace import Arrivals, TracedApplication, TracedKernel
 

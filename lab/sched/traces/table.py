@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from warpwell import errors
-from warpwell.scheduler import Kind, Profile
+from warpwell.scheduler import Profile
+from warpwell.scheduler.extend import Kind
 
 from . import rows
 from .trace import Arrival, Trace, TracedApplication, TracedKernel

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpwell import errors
-from warpwell.scheduler import Capacity, Profile, Request, Task
+from warpwell.scheduler import Profile
+from warpwell.scheduler.extend import Capacity, Request, Task
 
 MEDIAN_OF_ABSOLUTE = 0.6745
 """Median of the absolute value of a normal variable of deviation 1."""

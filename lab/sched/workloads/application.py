@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpwell._check import checked_integer
-from warpwell.scheduler import Kind, Profile, Request, Task
+from warpwell.scheduler import Profile
+from warpwell.scheduler.extend import Kind, Request, Task
 from warpwell.targets import Launch, to_device, to_host, zeros
 
 TOLERANCE = 1e-4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from warpwell.scheduler import Kind
+from warpwell.scheduler.extend import Kind
 from warpwell.targets import kernel
 from warpwell.targets.primitives import grid, i64
 

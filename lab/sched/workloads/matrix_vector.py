@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from warpwell.scheduler import Kind
+from warpwell.scheduler.extend import Kind
 from warpwell.targets import kernel
 from warpwell.targets.primitives import grid
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from warpwell.scheduler import Kind
+from warpwell.scheduler.extend import Kind
 from warpwell.targets import device, kernel
 from warpwell.targets.primitives import grid
 

@@ -21,7 +21,7 @@ from ._common import (
 )
 
 if TYPE_CHECKING:
-    from ..scheduler import Event, Log
+    from ..scheduler.extend import Event, Log
 
 FAILURE_SECONDS = 1.0
 """Interval at which `serve` checks whether its service has failed."""
@@ -99,8 +99,8 @@ _HEADER_NAMES = {"compressed": "time compressed by", "cost": "cost model"}
 
 def explain(arguments: argparse.Namespace) -> int:
     """Explain a log."""
-    from ..scheduler import Log
     from ..scheduler.events import KINDS
+    from ..scheduler.extend import Log
     from ..scheduler.report.explain import QUIET, sentences
     from ..scheduler.report.prometheus import LogMetrics, write_text
     from ..scheduler.report.timeline import write_trace
@@ -154,7 +154,7 @@ def _header(about: dict[str, Any]) -> str:
             parts.append(f"clock {value / 1e9:.4g} GHz")
         elif key == "memory" and isinstance(value, int):
             parts.append(f"memory {format_size(value)}")
-        elif isinstance(value, str | int | float):
+        elif isinstance(value, str | int | float) and value != "":
             text = f"{value:.4g}" if isinstance(value, float) else str(value)
             parts.append(f"{_HEADER_NAMES.get(key, key.replace('_', ' '))} {text}")
     options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
@@ -257,13 +257,13 @@ def _serve_until_stopped(arguments: argparse.Namespace, output: Output) -> NoRet
         with output.progress() as report:
             report("start", 0, 0)
             service.start()
-        output.result("Serving", {"socket": str(service.path), **service.about})
+        output.result("Serving", {"socket": str(service.path), **service.properties})
         sys.stdout.flush()  # the parent process may wait for this line
         while not service.failure:
             time.sleep(FAILURE_SECONDS)
         raise ServiceError(f"the device process failed to restart: {service.failure}")
     except KeyboardInterrupt:
-        service.close(soon=True)
+        service.close(urgent=True)
         raise
     finally:
         service.close()

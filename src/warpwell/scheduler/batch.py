@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from ..targets import Block, LaunchFlag, memory_for, view_of
-from ..targets.blocks import CONTROL_WORDS, CURSOR, DONE, STOP, fresh
 from .task import Task
 
 BATCH_LAUNCH_SECONDS = 0.3e-3
@@ -51,6 +48,8 @@ class BatchBlocks:
     ends_at_once = True
 
     def __init__(self, launch: Batch, device: str) -> None:
+        from ..targets import LaunchFlag  # imports NumPy, without which an arbiter of programs starts sooner
+
         self.launch = launch
         self.device = device
         self.blocks = len(launch.order)
@@ -85,21 +84,20 @@ class BatchBlocks:
         for cut in self._cuts:
             cut.abort()
 
-    def new_control(self) -> Block:
-        """Return a new control record."""
-        control = memory_for(self.device).allocate(8 * CONTROL_WORDS)
-        control.write(0, np.array(fresh(), np.int64))
-        return control
-
     def forms_of(self, gpu: Any) -> BatchForms:
         """Return the compiled launches on a GPU, between `begin` and `end`."""
         return BatchForms([gpu.forms(cut) for cut in self._cuts], self.launch.order)
 
     def work(self, control: int, worker: int) -> None:
         """Run launches in the calling thread until none is left, or it must leave (CPU)."""
+        import numpy as np
+
+        from ..targets import view_of
+        from ..targets.blocks import CONTROL_WORDS, CURSOR, DONE, STOP
+
         record = view_of(control, 8 * CONTROL_WORDS, np.int64)
         tasks, order = self.launch.tasks, self.launch.order
-        while not record[STOP] and record[CURSOR] < self.blocks:
+        while worker >= record[STOP] and record[CURSOR] < self.blocks:
             position = int(record[CURSOR])
             record[CURSOR] = position + 1
             task = tasks[order[position]]
@@ -108,14 +106,14 @@ class BatchBlocks:
 
 
 class BatchForms:
-    """The compiled launches of a batch, as rows of a line.
+    """The compiled launches of a batch, as rows of a queue.
 
     Attributes
     ----------
     rows : list
-        What launches each distinct kernel; None: Python launches it.
+        The row of each distinct kernel; None: Python launches it.
     can_withdraw : bool
-        Whether a launch that was given to a line can be withdrawn.
+        Whether a launch that was pushed to a queue can be withdrawn.
     """
 
     def __init__(self, forms: Sequence[Any], order: Sequence[int]) -> None:
@@ -131,9 +129,9 @@ class BatchForms:
 
 def batched(tasks: Sequence[Task], order: Sequence[int], name: str, **options: Any) -> Task:
     """Return one task for launches in order; the distinct ones are `tasks`."""
-    counts = np.bincount(order, minlength=len(tasks))
-    seconds = [count * (task.profile.seconds or 0.0) for task, count in zip(tasks, counts, strict=True)]
-    longest = tasks[int(np.argmax(seconds))]
+    counts = Counter(order)
+    seconds = [counts[index] * (task.profile.seconds or 0.0) for index, task in enumerate(tasks)]
+    longest = tasks[seconds.index(max(seconds))]
     # An access that writes replaces one of the same range that reads.
     every = sorted((a for task in tasks for a in task.accesses), key=lambda a: a.writes)
     accesses = {(a.start, a.end, a.space): a for a in every}

@@ -13,12 +13,9 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from .. import errors
 from ..libcuda import driver
-from ..targets import Block, Launch, LaunchFlag, memory_for
-from ..targets.blocks import CONTROL_WORDS, fresh
+from ..targets import Launch, LaunchFlag
 
 WHY = "it is a function or a graph, not a kernel of Warpwell"
 _THREADS = 256
@@ -165,12 +162,6 @@ class Enqueued:
         """Raise the error of `start_plain`, if it failed."""
         if self._error is not None:
             raise self._error
-
-    def new_control(self) -> Block:
-        """Return a new control record; executors require one per run."""
-        control = memory_for(self.device).allocate(8 * CONTROL_WORDS)
-        control.write(0, np.array(fresh(), np.int64))
-        return control
 
     def forms(self) -> Enqueued:
         """Return this object, the only form of a call."""

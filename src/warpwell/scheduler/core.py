@@ -1,4 +1,4 @@
-"""Core: carries out what a policy decides, keeps places, memory, quotas and the order of data, and writes the log."""
+"""Core: executes a policy's decisions, manages places, memory, quotas and the order of data, and writes the log."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from .._check import checked_integer
 from .admission import Admission
 from .batch import Batch
 from .data_order import DataOrder
-from .events import Log
+from .events import Event, Log
 from .executor import Ended, Executor, Stopped
 from .policy import Hold, Launch, Policy, Preempt, Rates, Resize, View
-from .task import CANCELLED, DONE, PREEMPTED, RUNNING, STOPPING, Job, Placement, Request, State, Task, Train
+from .predict.rates import ClassRates
+from .task import CANCELLED, DONE, PREEMPTED, RUNNING, STOPPING, Job, Placement, Request, State, Task
 from .tenants import Tenant, Tenants
 from .waiting import Waiting
 
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from .predict.learner import Learner
 
 OVERHEAD_WEIGHT_FASTER, OVERHEAD_WEIGHT_SLOWER = 0.2, 0.05
-"""Weights of a measured decision latency in its average. A longer one counts less, because other threads may have
-delayed it. Chosen, not fitted."""
+"""Weights of a measured decision latency in the average of latencies, if it is shorter or longer than that average. A
+longer latency counts less, because other threads may have delayed it. Chosen, not fitted."""
 
 MAX_OVERHEAD_SECONDS = 0.5e-3
 """Longest decision latency that counts. Longer ones, such as compilation, happen once (H200: 0.15 to 0.4 ms)."""
@@ -37,9 +38,9 @@ class Core:
     Call `step` after a submission, when the executor has events, and at the time that the last step returned. Equal
     requests on an equal executor give an equal log.
 
-    Tasks that use the same memory, and of which one may write it, run in the order of their submission
+    Tasks that use the same memory run in the order of their submission, unless all of them only read it
     (`Task.accesses`). A task that fails or is cancelled frees its place and memory and ends its request: later tasks of
-    the request are cancelled. All other tasks continue, including those that wait for its data.
+    the request are cancelled. All other tasks continue, including tasks that wait for its data.
 
     Parameters
     ----------
@@ -49,30 +50,31 @@ class Core:
     limit : int
         Maximum number of kernels that run at the same time.
     rates : Rates, optional
-        Estimates of how fast kernels run together. By default the class table of `warpwell.scheduler.predict.rates`.
+        Estimates of how fast kernels run together. By default `warpwell.scheduler.predict.rates.ClassRates`.
     tenants : mapping or iterable, optional
         Settings of tenants; see `Tenants`.
     log : Log, optional
         The log that events are written to.
     patience : int
-        Number of tasks that may be admitted past one that does not fit into memory, before memory is kept free for it.
+        Number of later tasks that may be admitted before a task that does not fit into memory. After that, memory is
+        kept free for it.
     keep : bool
         Whether `jobs` keeps jobs that have ended.
     trusts : bool
-        Whether times that submitters gave are true (`View.trusts`).
+        Whether policies may rely on times that submitters gave (`View.trusts`).
     learner : Learner, optional
         Receives the times of kernels that had the whole device to themselves.
 
     Attributes
     ----------
     running : list of Job
-        In the order of residency.
+        Running jobs in the order of residency.
     log : Log
     tenants : Tenants
     admission : Admission
-        Which tasks may have memory now.
+        Decides which tasks may have memory now.
     ended : list of Job or None
-        Jobs that have ended since the list was last emptied; None (default): they are not collected.
+        Jobs that have ended since the caller last emptied the list. None (default): ended jobs are not collected.
     """
 
     def __init__(
@@ -94,10 +96,6 @@ class Core:
             from .policies import policy as named
 
             policy = named(policy)
-        if rates is None:
-            from .predict.rates import ClassTable
-
-            rates = ClassTable(executor.capacity)
         self.executor = executor
         self.policy = policy
         self.limit = limit
@@ -118,28 +116,22 @@ class Core:
         self._held: tuple[int, ...] = ()
         self._launches = 0
         self._look_again: float | None = None
-        self._trains: dict[Job, Train] = {}
-        self._failed: deque[Ended | Stopped] = deque()
+        self._trains: dict[Job, deque[Job]] = {}
         self._launching: Job | None = None
-        self._unwritten: list[tuple[Any, ...]] = []
+        self._unwritten: list[Event] = []
         self._queue = Waiting(policy.bucket, policy.key, self.admission.allowed)
         self._view = View(
             executor.now(),
             self.running,
             self._queue,
             limit,
-            rates,
+            rates or ClassRates(),
             executor.cost,
             executor.capacity,
             self.tenants,
             trains=self._trains,
             trusts=trusts,
         )
-
-    @property
-    def free_memory(self) -> int:
-        """Free bytes: neither admitted tasks nor arrays on the device hold them."""
-        return self.admission.free
 
     @property
     def waiting(self) -> list[Job]:
@@ -167,12 +159,13 @@ class Core:
         return bool(self._due)
 
     def welcomes(self, request: Request) -> bool:
-        """Return True if `submit` is sure to accept a request. Any thread may ask: what this reads never changes."""
+        """Return True if `submit` is sure to accept a request. Any thread may call this: it reads only constants."""
         memory = self.executor.capacity.memory
         return not self.tenants.named and all([task.memory - task.resident_bytes <= memory for task in request.tasks])
 
     def submit(self, request: Request, after: Iterable[Hashable] = ()) -> list[Job]:
-        """Accept a request. Its first task arrives at ``request.arrival``, each other one when that before it ends.
+        """Accept a request. Its first task arrives at ``request.arrival``, and each later task when the previous one
+        ends.
 
         Parameters
         ----------
@@ -183,14 +176,14 @@ class Core:
         Returns
         -------
         list of Job
-            One a task.
+            One job for each task.
 
         Raises
         ------
         TaskMemoryError
             A task is larger than the device's memory or than its tenant's quota. Nothing of the request is accepted.
         QuotaError
-            There are settings of tenants, and none names this one.
+            Tenants have settings, but no setting names this tenant.
         """
         accounts = [self.tenants.account(task.tenant) for task in request.tasks]
         for task, account in zip(request.tasks, accounts, strict=True):
@@ -201,7 +194,8 @@ class Core:
             for nbytes, limit, owner in bounds:
                 if limit is not None and nbytes > limit:
                     why = {"rule": "memory", "bytes": nbytes, "most": limit}
-                    self._unwritten.append((self.executor.now(), "reject", self._number, task.name, task.tenant, why))
+                    now = self.executor.now()
+                    self._unwritten.append(Event(now, "reject", self._number, task.name, task.tenant, why))
                     self.write_out()
                     raise errors.TaskMemoryError(
                         f"task {task.name!r} needs {nbytes} bytes and {owner} {limit}: make it smaller, or split it",
@@ -224,7 +218,7 @@ class Core:
         return jobs
 
     def release(self, event: Hashable) -> None:
-        """Let the tasks arrive that waited for an event (`submit`) alone."""
+        """Let tasks arrive that wait only for this event (see `submit`)."""
         self._released(event, self.executor.now())
 
     def _counts_memory(self, task: Task) -> None:
@@ -251,8 +245,6 @@ class Core:
             if arrivals and arrivals[0][0] <= event.time:
                 self._arrive_until(event.time)
             self._happened(event)
-        while self._failed:
-            self._happened(self._failed.popleft())
         now = executor.now()
         if arrivals and arrivals[0][0] <= now:
             self._arrive_until(now)
@@ -268,24 +260,30 @@ class Core:
                 times.append(self.tenants.wake(now))
         return min([time for time in times if time is not None], default=None)
 
-    def cancel(self, job: Job) -> bool:
-        """End a job, and with it its request. One that runs is asked to leave, and ended when it has.
+    def cancel(self, job: Job, why: dict[str, Any] | None = None) -> bool:
+        """End a job and its request. A running job is asked to leave, and ended when it has left.
+
+        Parameters
+        ----------
+        job : Job
+        why : dict, optional
+            The reason for the log if the job does not run. Default: the caller requested it.
 
         Returns
         -------
         bool
-            False if it has ended already, or asks for it itself while it is launched. A job whose last block ends
-            meanwhile is done nevertheless.
+            False if the job has already ended, or if the job itself calls this during its launch. A running job whose
+            last block ends before it leaves is done, not cancelled.
         """
         if job.state in (DONE, State.FAILED, CANCELLED) or job is self._launching:
             return False
         try:
-            self._cancel(job, self.executor.now())
+            self._cancel(job, self.executor.now(), why or {"rule": "asked"})
         finally:
             self.write_out()
         return True
 
-    def _cancel(self, job: Job, now: float) -> None:
+    def _cancel(self, job: Job, now: float, why: dict[str, Any]) -> None:
         if job.state in (RUNNING, STOPPING):
             self._cancelling.add(job)
             self._drop_rest(job, now, {"rule": "cancelled before it", "by": job.number})
@@ -302,10 +300,10 @@ class Core:
             before = next((j for j, n in self._next.items() if n is job), None)
             if before is not None:
                 del self._next[before]
-        self._finish(job, now, CANCELLED, None, {"rule": "asked"})
+        self._finish(job, now, CANCELLED, None, why)
 
     def may_leave(self, job: Job) -> bool:
-        """Whether a running job leaves if it is asked to: it does not run whole, or others are before it in a train."""
+        """Whether a running job leaves on request: it is not launched unmodified, or waits in a launch queue."""
         return job.train is not None or not _plain(job)
 
     # -- what happens --------------------------------------------------------------------------------------
@@ -355,8 +353,7 @@ class Core:
         job, time, stopped = event.job, event.time, isinstance(event, Stopped)
         self.tenants.charge(self.running, time)
         self._leave_place(job, time, stopped)
-        account = self.tenants[job.task.tenant]
-        account.running -= 1
+        self.tenants[job.task.tenant].running -= 1
         if isinstance(event, Stopped):
             job.done, job.placement = event.done, None
             self._write("stop", job, time, {"done": event.done})
@@ -365,15 +362,13 @@ class Core:
                 return
             job.state = PREEMPTED
             job.preemptions += 1
-            if self._order.is_waiting(job):  # it left a train before the jobs whose data it uses ended
-                self._due.add(job)
-            else:
-                self.tenants.add_waiting(account)
-                self._queue.add(job)
+            self._arrive(job)  # it may have left a train before the jobs whose data it uses ended
         elif event.error is not None:
             self._finish(job, time, State.FAILED, event.error, {"error": repr(event.error)})
         else:
             why: dict[str, Any] = {"ran": job.ran, "preemptions": job.preemptions}
+            if job.prepared:
+                why["prepared"] = job.prepared
             if event.seconds is not None and job.alone:
                 why["alone"] = event.seconds
                 if self._learner is not None and self._learner.learn(job.task, event.seconds):
@@ -409,39 +404,14 @@ class Core:
             following.started = time
         if train:
             self._trains[following] = train
-        if train.queued_on_device:
-            train.queued_on_device -= 1
-        else:
-            self._begin_next(following, train)
 
     def _leave_train(self, job: Job) -> None:
         """Take a job out of the train that it is in."""
         train, job.train = job.train, None
         assert train is not None
-        position = train.index(job)
-        del train[position]
-        train.queued_on_device -= position < train.queued_on_device
+        train.remove(job)
         if not train:
             del self._trains[next(head for head, queued in self._trains.items() if queued is train)]
-
-    def _begin_next(self, job: Job, train: Train) -> None:
-        """Launch a job that waited in the scheduler for its place in a train, and give the device those behind it."""
-        assert job.placement is not None
-        try:
-            self.executor.launch(job, job.placement)
-        except Exception as error:  # the next step handles it as a launch that fails
-            self._failed.append(Ended(job, job.since, error))
-            return
-        last = job
-        for following in train:
-            assert following.placement is not None
-            try:
-                if not self.executor.launch_behind(following, following.placement, last):
-                    break
-            except Exception:  # its launch raises it again
-                break
-            train.queued_on_device += 1
-            last = following
 
     def _renew(self, known: Any, now: float) -> None:
         """Give waiting jobs of the same code and size the profile that was just measured."""
@@ -507,7 +477,10 @@ class Core:
             view.followers = self._followers() if self._due and not self._queue.count else ()
             for decision in policy.decide(view):
                 if isinstance(decision, Launch):
-                    again |= self._launch(decision, now)
+                    is_launched = self._launch(decision, now)
+                    if is_launched is None:
+                        break  # no later job may overtake it
+                    again |= is_launched
                 elif isinstance(decision, Preempt):
                     if not self._preempt(decision, now):
                         break  # later decisions rely on it
@@ -526,7 +499,8 @@ class Core:
             weight = OVERHEAD_WEIGHT_FASTER if seconds < view.overhead else OVERHEAD_WEIGHT_SLOWER
             view.overhead += weight * (seconds - view.overhead)
 
-    def _launch(self, decision: Launch, now: float) -> bool:
+    def _launch(self, decision: Launch, now: float) -> bool | None:
+        """Launch a job; return False if it may not be launched now, and None if the executor cannot queue it."""
         job, placement = decision.job, decision.placement
         if job not in self._queue:
             if job in self._due and (job, decision.behind) in self._followers():
@@ -538,24 +512,15 @@ class Core:
             raise self._wrong(f"launched {job.task.name!r} where {self.limit} run already")
         if not (self._queue.unrestricted or self.admission.allowed(job)):
             return False
-        task = job.task
         placement, why = _placed(decision)
-        job.placement, self._launching = placement, job
-        try:
-            self.executor.launch(job, placement)
-        except Exception as error:  # a launch that fails is the task's failure, not the scheduler's
-            self._leave_queue(job)
-            self._finish(job, now, State.FAILED, error, {"error": repr(error)})
+        job.placement = placement
+        if not self._launch_on_device(job, now, lambda: self.executor.launch(job, placement)):
             return True
-        finally:
-            self._launching = None
-        self._leave_queue(job)
-        self.tenants[task.tenant].running += 1
         job.state = RUNNING
         job.since = now
         if job.started is None:
             job.started = now
-        if task.known is not None:
+        if job.task.known is not None:
             job.alone = placement.workers is None and not self.running and not job.preemptions
         for running in self.running:
             running.alone = False
@@ -583,7 +548,7 @@ class Core:
     def _can_be_followed(self, job: Job) -> bool:
         return job.state is RUNNING and _plain(job) and not job.task.whole and self.executor.completes_on_device(job)
 
-    def _launch_follower(self, decision: Launch, now: float) -> bool:
+    def _launch_follower(self, decision: Launch, now: float) -> bool | None:
         """Put a job into the train of the jobs whose data it uses."""
         job = decision.job
         if not decision.placement.plain:
@@ -592,19 +557,37 @@ class Core:
         if not (self._queue.unrestricted or self.admission.allowed(job)):
             self.admission.pass_over(job)
             return False
-        self._due.discard(job)
-        self._enqueue(job, behind=True)
         return self._launch_behind(decision, now)
 
-    def _leave_queue(self, job: Job) -> None:
-        """Take a job out of its queue and give it its memory."""
+    def _launch_on_device(self, job: Job, now: float, launch: Callable[[], bool | None]) -> bool | None:
+        """Launch a waiting job: take it out of its queue and give it its memory.
+
+        Return False if the task failed, and None if ``launch()`` returned False: the job still waits.
+        """
+        self._launching, failure = job, None
+        try:
+            if launch() is False:
+                return None
+        except Exception as error:  # it is the task's failure, not the scheduler's
+            failure = error
+        finally:
+            self._launching = None
+        if job in self._due:
+            self._due.discard(job)
+            self._enqueue(job, behind=True)
         self._queue.launched(job)
-        self.tenants[job.task.tenant].waiting -= 1
+        account = self.tenants[job.task.tenant]
+        account.waiting -= 1
         if job.task.memory:
             self.admission.admit(job)
+        if failure is not None:
+            self._finish(job, now, State.FAILED, failure, {"error": repr(failure)})
+            return False
+        account.running += 1
+        return True
 
-    def _launch_behind(self, decision: Launch, now: float) -> bool:
-        """Put a job into a train, by default the shortest. If the executor cannot queue it, it is launched later."""
+    def _launch_behind(self, decision: Launch, now: float) -> bool | None:
+        """Put a job into a train, by default the shortest; return None if the executor cannot queue it."""
         job, name = decision.job, decision.job.task.name
         if decision.behind is not None:
             heads = [decision.behind]
@@ -619,24 +602,15 @@ class Core:
             return False
         placement, why = _placed(decision)
         head = min(heads, key=lambda running: len(self._trains.get(running, ())))
-        train = self._trains.get(head) or Train()
+        train = self._trains.get(head) or deque()
         last = next((queued for queued in reversed(train) if queued.state is RUNNING), head)
-        if train.queued_on_device == len(train):
-            self._launching = job
-            try:
-                train.queued_on_device += self.executor.launch_behind(job, placement, last)
-            except Exception as error:  # a launch that fails is the task's failure, not the scheduler's
-                self._leave_queue(job)
-                self._finish(job, now, State.FAILED, error, {"error": repr(error)})
-                return True
-            finally:
-                self._launching = None
+        launched = self._launch_on_device(job, now, lambda: self.executor.launch_behind(job, placement, last))
+        if not launched:
+            return None if launched is None else True
         train.append(job)
         self._trains[head] = train
         job.train, job.placement, job.state, job.since, job.alone = train, placement, RUNNING, now, False
         self._write("launch", job, now, {**why, "behind": last.number})
-        self._leave_queue(job)
-        self.tenants[job.task.tenant].running += 1
         if not placement.plain:
             self._launches += 1
         return True
@@ -667,25 +641,9 @@ class Core:
                 self._leave(following, now, "drain", {**why, "ahead": True})
         job.state = STOPPING
         if job.train is None:
-            job.ran += now - job.since
+            job.ran += max(0.0, now - job.since)  # the decision may have begun before a run was prepared
         job.since = now
-        is_unqueued = (
-            job.train is not None and job.train.index(job) >= job.train.queued_on_device
-        )  # the device does not have it
-        failed = {} if is_unqueued else _failure_of(self.executor.preempt, job, mode)
-        self._write("preempt", job, now, {**why, "mode": mode, "saved": self._saved(job), **failed})
-        if is_unqueued:
-            self._happened(Stopped(job, now, job.done))
-
-    def _saved(self, job: Job) -> dict[str, float]:
-        """Return the inputs of the source's cost formula, for a fit: bytes of one multiprocessor, and the miss rate."""
-        profile, placement = job.task.profile, job.placement
-        blocks = min(profile.resident, job.task.blocks)
-        if placement is not None and placement.workers is not None:
-            blocks = min(blocks, placement.workers)
-        each = -(-blocks // self.executor.capacity.processors)
-        misses = [running.task.profile.miss_rate for running in self.running if running is not job]
-        return {"bytes": (profile.registers + profile.shared) * each, "miss_rate": max(misses, default=0.0)}
+        self._write("preempt", job, now, {**why, "mode": mode, **_failure_of(self.executor.preempt, job, mode)})
 
     def _resize(self, decision: Resize, now: float) -> None:
         job, placement = decision.job, decision.job.placement
@@ -719,13 +677,14 @@ class Core:
     def _write(self, kind: str, job: Job, time: float, why: dict[str, Any]) -> None:
         """Record an event for the log, which gets it when a step has ended: commands to the device come first."""
         if kind in self.log.kinds:
-            self._unwritten.append((time, kind, job.number, job.task.name, job.task.tenant, why))
+            self._unwritten.append(Event(time, kind, job.number, job.task.name, job.task.tenant, why))
 
     def write_out(self) -> None:
         """Write the recorded events to the log. Each step does; call it after a step that raised."""
         if self._unwritten:
             unwritten, self._unwritten = self._unwritten, []
-            self.log.note(unwritten)
+            for event in unwritten:
+                self.log.add(event)
 
     def _wrong(self, mistake: str) -> errors.SchedulerError:
         return errors.SchedulerError(f"policy {self.policy.name!r} {mistake}: correct the policy")

@@ -117,6 +117,10 @@ class DataOrder(Generic[J]):
             event = events.popleft()
             awaited = self._awaited.get(event)  # type: ignore[call-overload]
             if awaited is not None:  # a job that was cancelled: only data matter to those that follow it
+                for dropped in awaited.difference(self._accesses):
+                    self._followers[dropped].remove(event)  # type: ignore[arg-type]
+                    if not self._followers[dropped]:
+                        del self._followers[dropped]
                 awaited.intersection_update(self._accesses)
                 if awaited:
                     self._ended.add(event)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 
 from .. import errors
-from ..json_file import read_json
 from .task import Kind
 
 
@@ -71,33 +67,6 @@ class SourceModel:
     def decay(self, kind: Kind | None) -> float:
         """Return the fraction of its rate that a remaining kernel keeps. An unknown kind counts as memory-intensive."""
         return self.compute_decay if kind is Kind.COMPUTE else self.memory_decay
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the constants as JSON."""
-        Path(path).write_text(json.dumps(asdict(self), indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> SourceModel:
-        """Read a file that `save` wrote.
-
-        Raises
-        ------
-        MissingFileError
-            The file does not exist.
-        FormatError
-            The file is not a JSON object with these names and numbers.
-        """
-        values = read_json(path, "a cost model")
-        names = [f.name for f in fields(cls)]
-        try:
-            if not set(values) <= set(names):
-                raise ValueError(f"it must be an object with some of {', '.join(names)}")
-            for name in names[:4]:
-                if not isinstance(values.get(name, 0.0), int | float):
-                    raise ValueError(f"{name} is not a number")
-            return cls(**values)
-        except ValueError as error:
-            raise errors.FormatError(f"{path} is not a cost model: {error}", path=path) from error
 
 
 SOURCE = SourceModel()

@@ -23,9 +23,8 @@ from typing import Any, TypeVar
 from .. import errors
 from .._check import checked_seconds
 from .core import Core
-from .events import Log
 from .executor import Executor
-from .handle import ENDED, Handle
+from .handle import ENDED, Handle, failure_of
 from .task import Job, Request, State
 
 _logger = logging.getLogger(__name__)
@@ -53,7 +52,7 @@ class Watchdog:
 
     A task is stuck if it has a running block, and starts and ends no block for `seconds`. A task that compiles or has
     no running block is not stuck. An unmodified kernel reports no progress until it ends, so it never counts as
-    stuck.
+    stuck. Time in which the process was stopped does not count.
 
     Parameters
     ----------
@@ -69,6 +68,7 @@ class Watchdog:
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds = None if seconds is None else checked_seconds(seconds, "stuck_after")
         self.due = None if seconds is None else 0.0
+        self._last_look = 0.0
         # Weak keys: after the last task no check follows, and its arguments must not stay alive.
         self._progress: weakref.WeakKeyDictionary[Job, tuple[tuple[int, int], float]] = weakref.WeakKeyDictionary()
 
@@ -79,6 +79,9 @@ class Watchdog:
             return []
         self.due = now + self.seconds / 4
         last_progress, self._progress = self._progress, weakref.WeakKeyDictionary()
+        last_look, self._last_look = self._last_look, now
+        if now - last_look >= self.seconds:  # The process was stopped: its kernels may not have run, either.
+            last_progress.clear()
         stuck = []
         for job in running:
             if job.placement is not None and job.placement.plain:
@@ -112,9 +115,7 @@ class Dispatcher:
     Parameters
     ----------
     make : callable
-        ``make(log)`` returns the core. Called in the thread, because a GPU context belongs to a thread.
-    log : Log
-        Log of the core.
+        Returns the core. Called in the thread, because a GPU context belongs to a thread.
     watchdog : Watchdog
 
     Raises
@@ -123,8 +124,7 @@ class Dispatcher:
         `make` raised it.
     """
 
-    def __init__(self, make: Callable[[Log], Core], log: Log, watchdog: Watchdog) -> None:
-        self.log = log
+    def __init__(self, make: Callable[[], Core], watchdog: Watchdog) -> None:
         self._watchdog = watchdog
         self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self._gate = threading.Lock()
@@ -265,9 +265,9 @@ class Dispatcher:
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
-    def _main(self, make: Callable[[Log], Core], ready: Reply) -> None:
+    def _main(self, make: Callable[[], Core], ready: Reply) -> None:
         try:
-            self.core = make(self.log)
+            self.core = make()
             self.core.ended = []
         except BaseException as error:  # raised in the thread that makes the dispatcher
             self._closed = True
@@ -358,11 +358,7 @@ class Dispatcher:
         """Accept a request. It arrives after all of `after` have succeeded."""
         if self._closing:
             raise self._closed_error()
-        pending = [future for future in after if not future.done()]
-        if any(f.cancelled() or f.exception() is not None for f in after if f not in pending):
-            for handle in handles:
-                handle.settle(None, cancelled=True)
-            return
+        pending = [future for future in after if not future.done() or failure_of(future) is not None]
         request.arrival = self.core.executor.now()
         jobs = self.core.submit(request, pending)
         for handle, job in zip(handles, jobs, strict=True):
@@ -380,14 +376,9 @@ class Dispatcher:
         try:
             self._submit(request, handles, after)
         except BaseException as error:
-            self._refuse(handles, error)
-
-    @staticmethod
-    def _refuse(handles: Iterable[Handle], error: BaseException) -> None:
-        """Fail the handles of rejected tasks."""
-        for handle in handles:
-            if not handle.done():
-                handle.settle(error)
+            for handle in handles:
+                if not handle.done():
+                    handle.settle(error)
 
     def _call_later(self, function: Callable[[], None]) -> None:
         """Execute a call in the dispatcher's thread without waiting for it."""
@@ -399,9 +390,12 @@ class Dispatcher:
 
     def _released(self, job: Job, future: Future[Any]) -> None:
         """Release a request that waited for a future, or cancel the request if the future failed."""
-        if not future.cancelled() and future.exception() is None:
+        if failure_of(future) is None:
             self.core.release(future)
-        elif self.core.cancel(job):
+            return
+        rule = "cancelled before it" if future.cancelled() else "failed before it"
+        earlier = future.job if isinstance(future, Handle) and future._runner is self else None
+        if self.core.cancel(job, {"rule": rule, "by": None if earlier is None else earlier.number}):
             self._settle()
 
     def _cancel(self, handle: Handle) -> bool:
@@ -523,7 +517,7 @@ def _at_exit() -> None:
     for dispatcher in list(_live):
         left: list[Handle] = []
         dispatcher.close(cancel=True, patience=1.0, timeout=3.0, left=left)
-        lost = sum(not handle.done() or handle.cancelled() or handle.exception() is not None for handle in left)
+        lost = sum(not handle.done() or failure_of(handle) is not None for handle in left)
         # after an exception of the program, the lost tasks are expected
         if lost and not hasattr(sys, "last_type"):
             _logger.error(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -60,6 +60,10 @@ class Event:
         """Return the fields by name."""
         return {name: getattr(self, name) for name in _FIELDS}
 
+    def line(self) -> str:
+        """Return its line in a file."""
+        return json.dumps(self.plain(), sort_keys=True) + "\n"
+
 
 _FIELDS = {"time": int | float, "kind": str, "task": int, "name": str, "tenant": str, "why": dict}
 
@@ -85,7 +89,7 @@ class Log:
     """
 
     def __init__(self, kinds: Container[str] | None = None, *, max_events: int | None = None) -> None:
-        self._records: list[Event | tuple[Any, ...]] = []
+        self._events: list[Event] = []
         self.dropped = 0
         self.max_events = None if max_events is None else checked_integer(max_events, "max_events")
         limit = self.max_events
@@ -95,8 +99,8 @@ class Log:
 
     @property
     def events(self) -> list[Event]:
-        """Return the recorded events. Few programs read them, so they are created here."""
-        return [record if isinstance(record, Event) else Event(*record) for record in self._records.copy()]
+        """Return the recorded events."""
+        return self._events.copy()
 
     def add(self, event: Event) -> None:
         """Append an event.
@@ -104,30 +108,18 @@ class Log:
         A scheduler calls this method in its thread after it has executed its decisions. An override must not raise and
         must not call the scheduler.
         """
-        self._append(event)
-
-    def note(self, records: Sequence[tuple[Any, ...]]) -> None:
-        """Append events by their fields, in the order of `Event`."""
-        if type(self).add is Log.add:
-            for fields in records:
-                self._append(fields)
-        else:  # a subclass receives events
-            for fields in records:
-                self.add(Event(*fields))
-
-    def _append(self, record: Event | tuple[Any, ...]) -> None:
-        self._records.append(record)
-        if len(self._records) >= self._full:  # rarely: the remaining events move to the front
+        self._events.append(event)
+        if len(self._events) >= self._full:  # rarely: the remaining events move to the front
             assert self.max_events is not None
-            count = len(self._records) - self.max_events
-            del self._records[:count]  # one step: other threads read
+            count = len(self._events) - self.max_events
+            del self._events[:count]  # one step: other threads read
             self.dropped += count
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self.events)
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._events)
 
     def write(self, stream: TextIO) -> None:
         """Write one JSON object per line. The first is ``{"about": ...}``, unless `about` is empty.
@@ -137,8 +129,10 @@ class Log:
         header = {**self.about, "dropped": self.dropped} if self.dropped else self.about
         if header:
             stream.write(json.dumps({"about": header}, sort_keys=True) + "\n")
-        for event in self.events:
-            stream.write(json.dumps(event.plain(), sort_keys=True) + "\n")
+        stream.writelines(self._file_lines())
+
+    def _file_lines(self) -> Iterable[str]:
+        return (event.line() for event in self.events)
 
     @classmethod
     def read(cls, text_lines: Iterable[str], path: str = "a log") -> Log:

@@ -20,13 +20,13 @@ class Capacity:
     processors : int
         Multiprocessors (cores on a CPU).
     registers, shared, threads, blocks : int
-        Maximum bytes, bytes, threads and blocks of a processor.
+        Limits of one processor: bytes of registers, bytes of shared memory, threads, and blocks.
     memory : int
-        Bytes of device memory that tasks may hold together.
+        Bytes of device memory that all tasks together may hold.
     clock : float
         Cycles a second, for formulas in cycles.
     modes : tuple of str
-        Ways to preempt that the executor knows: of "drain", "switch".
+        Methods of preemption that the executor supports: "drain" or "switch", or both.
     """
 
     processors: int = 132
@@ -48,7 +48,7 @@ class Machine:
     bandwidth : float
         Bytes a second of device memory.
     name : str
-        The device's.
+        Name of the device.
     """
 
     bandwidth: float = 3.35e12
@@ -57,7 +57,7 @@ class Machine:
 
 @dataclass(slots=True)
 class Ended:
-    """All blocks of a task have ended, or (`error`) it failed.
+    """All blocks of a task have ended; or the task failed, and `error` is set.
 
     `seconds` is the time of the kernel since its last launch, without compiling and copies; None if not measured.
     """
@@ -70,7 +70,7 @@ class Ended:
 
 @dataclass(slots=True)
 class Stopped:
-    """A preempted task has left: `done` blocks have ended, none is running."""
+    """A preempted task has left the device: `done` of its blocks have ended, and no block is running."""
 
     job: Job
     time: float
@@ -78,21 +78,23 @@ class Stopped:
 
 
 class Executor(ABC):
-    """Runs tasks. Calls return at once; their outcomes come out of `poll`.
+    """Runs tasks. Calls return at once; `poll` returns their outcomes.
 
-    A job is launched when it is new or has stopped, and never while it runs (`SchedulerError`). Each launch ends with
-    exactly one `Ended` or `Stopped`; one that was asked to leave while its last blocks ran has `Ended`. A quota has at
-    least one worker (`ArgumentError`: preempt the task instead). Only the thread of the scheduler calls these methods,
-    except `wake` and `keeps`. `ExecutorConformance` in `warpwell.testing` checks this contract.
+    A job is launched when it is new or has stopped; a launch while it runs raises `SchedulerError`. Each launch ends
+    with exactly one `Ended` or `Stopped`; a job that is asked to leave while its last blocks run ends with `Ended`. A
+    quota below one worker raises `ArgumentError`: preempt the task instead. Only the thread of the scheduler calls
+    these methods, except `wake` and `keeps`. `ExecutorConformance` in `warpwell.testing` checks this contract.
 
-    What a launch raises is the failure of its task. `preempt` and `resize` change a running job: if one of them raises,
-    the job continues to its `Ended` or `Stopped`; the scheduler logs the error and does not repeat the call.
-    `TaskLostError` from either, or any error from `poll`, means that the device is lost, and ends the scheduler.
+    If a launch raises an error, the task fails with it. If `preempt` or `resize` raises an error, the running job
+    continues until its `Ended` or `Stopped`, and the scheduler logs the error and does not repeat the call.
+    `TaskLostError` from these two methods, or any error from `poll`, means that the device is lost, and ends the
+    scheduler.
 
     Attributes
     ----------
     linger : float
-        Seconds for which `wait` is called although nothing runs, because it is woken sooner than a thread is.
+        Seconds for which the scheduler still calls `wait` when nothing runs, because `wait` wakes up faster than a
+        sleeping thread.
     """
 
     linger: float = 0.0
@@ -106,32 +108,32 @@ class Executor(ABC):
     def launch(self, job: Job, placement: Placement) -> None:
         """Start a job, or continue a stopped one, at its first block that has not ended."""
 
-    def launch_behind(self, job: Job, placement: Placement, other: Job) -> bool:
-        """Queue a job on the device: it starts when `other`, the last of a train, has ended or stopped.
+    def launch_behind(self, job: Job, placement: Placement, predecessor: Job) -> bool:
+        """Queue a job on the device: it starts when `predecessor`, the last of a launch queue, has ended or stopped.
 
-        Return False if that is not possible: the scheduler then launches the job at that event. If `other` was asked to
-        leave, the job may start as soon as some room is free, and the event of `other` is reported first. A preemption
-        withdraws a job that has not started. It stops with the blocks that it had completed before: at once if
-        possible, at the latest when all jobs before it have ended or stopped. If the quota of `other` changes, all jobs
-        that are queued after it remain after it.
+        Return False if that is not possible: the job then waits, and the policy decides again when `predecessor` has
+        ended or stopped. If `predecessor` was asked to leave, the job may start as soon as some room is free, but the
+        event of `predecessor` is reported first. Preempting a queued job that has not started withdraws it: the job
+        stops with the blocks that it had completed before, at once if possible, otherwise when all jobs before it have
+        ended or stopped. If the quota of `predecessor` changes, all jobs that are queued after it remain after it.
         """
         return False
 
     @abstractmethod
     def preempt(self, job: Job, mode: str = "drain") -> None:
-        """Ask a running job to leave: "drain" (blocks that run end), "switch" (they are saved).
+        """Ask a running job to leave: with "drain" its running blocks end, with "switch" they are saved.
 
-        A mode that the executor does not have is a drain. A job that runs whole (``placement.plain``) does not leave:
-        its `Ended` comes when it is done. Asking twice is asking once.
+        A mode that the executor does not support counts as "drain". A job that runs unmodified (``placement.plain``)
+        does not leave: its `Ended` follows when it is done. A second request for the same job has no effect.
         """
 
     @abstractmethod
     def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
         """Change the quota of a running job: it shrinks at block ends and never exceeds the new quota after that.
 
-        With `younger`, the job is re-issued: all its workers leave at block ends, and as many new ones as the quota
-        allows, which wait behind them, replace them. So it is younger than all that was launched before this call. It
-        has no effect if the age of workers changes nothing (a CPU).
+        With `younger`, the job is re-issued: its workers leave at block ends, and as many new workers as the quota
+        allows, which wait until then, replace them. So the job is younger than every job that was launched before this
+        call. `younger` has no effect on a device where the age of workers does not matter (a CPU).
         """
 
     @abstractmethod
@@ -141,7 +143,7 @@ class Executor(ABC):
     def claimed(self, job: Job) -> int:
         """Return how many blocks have begun; equal to `progress` if no block runs, or if that is not known.
 
-        For the watchdog: a job with a block in progress that starts and ends no block for a long time is stuck.
+        This is for the watchdog: a job is stuck if one of its blocks runs, but for a long time no block begins or ends.
         """
         return self.progress(job)
 
@@ -153,22 +155,22 @@ class Executor(ABC):
         return True
 
     def keeps(self, array: Any) -> bool:
-        """Return whether an argument is already in device memory, so that a task needs no more of it."""
+        """Return whether an argument is already in device memory, so that a task needs no further memory for it."""
         return False
 
     def prepare(self, job: Job) -> None:  # noqa: B027 - most have nothing to do
-        """Note that a job waits: the executor may prepare its launch while it has nothing else to do."""
+        """Record that a job waits: the executor may prepare its launch while it has nothing else to do."""
 
     def discard(self, job: Job) -> None:  # noqa: B027 - a simulation holds nothing
-        """Forget a job that was cancelled, launched or not: give back the resources that it holds."""
+        """Forget a job that was cancelled before or after a launch, and release its resources."""
 
     def abandon(self, job: Job, error: BaseException) -> None:
-        """Give up a running job that is stuck: it ends at once with ``Ended(error)``, and its workers count no more.
+        """Give up a stuck job: it ends at once with ``Ended(error)``, and its workers do not count any more.
 
         Raises
         ------
         TaskLostError
-            The workers cannot be stopped without losing the device (a GPU): no task on it will end.
+            The workers cannot be stopped without losing the device (a GPU). No task on the device will end.
         """
         raise errors.TaskLostError(
             f"task {job.task.name!r} is stuck, and this device cannot stop it: restart the process that owns it",
@@ -176,8 +178,8 @@ class Executor(ABC):
         ) from error
 
     @abstractmethod
-    def cost(self, victim: Job, stays: Sequence[Job]) -> float:
-        """Return the seconds that preempting `victim` is expected to take, while `stays` run on."""
+    def cost(self, victim: Job, residents: Sequence[Job]) -> float:
+        """Return the seconds that preempting `victim` is expected to take, while `residents` continue."""
 
     @abstractmethod
     def poll(self) -> list[Ended | Stopped]:
@@ -185,13 +187,13 @@ class Executor(ABC):
 
     @abstractmethod
     def now(self) -> float:
-        """Return seconds since the executor was made (a simulation: simulated)."""
+        """Return the seconds since the executor was created, in simulated time if it is a simulation."""
 
     @abstractmethod
     def wait(self, until: float | None) -> None:
         """Return when `poll` has events, or at time `until`. With None, wait for an event, if one is due.
 
-        It also returns, perhaps a little later, after `wake`.
+        This also returns after `wake`, perhaps a little later.
         """
 
     def machine(self) -> Machine | None:

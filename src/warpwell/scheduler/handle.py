@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
+from concurrent.futures import Future as StandardFuture
 from typing import Any, Protocol
 
 from .. import errors
@@ -22,7 +23,7 @@ ENDED = (State.DONE, State.FAILED, State.CANCELLED)
 
 
 class Runner(Protocol):
-    """The interface of the scheduler behind a handle: of this process, of a pool, or of a service."""
+    """The interface of the scheduler behind a handle: a scheduler of this process, of a pool, or of a service."""
 
     def cancel(self, handle: Any) -> bool:
         """Request the end of a task that has not ended; return False if it cannot be stopped."""
@@ -38,7 +39,11 @@ class TaskFuture(Future):
     ----------
     name : str
         Name of the task.
+    after : sequence of futures
+        The futures that must succeed before the task runs; empty once the task has ended.
     """
+
+    after: Sequence[StandardFuture[Any]] = ()
 
     def __init__(self, runner: Runner, name: str) -> None:
         super().__init__(f"task {name!r}")
@@ -64,7 +69,7 @@ class TaskFuture(Future):
         return self._runner.state_of(self)
 
     def result(self, timeout: float | None = None) -> None:
-        """Wait for the end, at most `timeout` seconds.
+        """Wait until the task has ended, at most `timeout` seconds.
 
         Raises
         ------
@@ -73,40 +78,40 @@ class TaskFuture(Future):
         TimeoutError
             The task has not ended in time; it continues.
         CancelledError
-            The task was cancelled, or a task before it (`after`) did not succeed.
+            The task was cancelled, or a future in `after` did not succeed. The error of that future is then the
+            ``__cause__``.
         KernelError
             Device code latched an error, or (`StallError`) the task was stuck.
         TaskLostError
             The device or its process died.
         ServiceError
-            The service that runs it died, or did not answer for some seconds.
+            The service that runs the task died, or did not answer for some seconds.
         ForkError
-            This process was forked from the one that submitted the task, and the task had not ended: it does not run
-            here.
+            The parent process submitted the task, and forked this process before the task had ended.
         """
         super().result(_seconds(timeout))
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end, at most `timeout` seconds, and return the error of `result`, or None."""
+        """Wait until the task has ended, at most `timeout` seconds; return the error that `result` raises, or None."""
         error = super().exception(_seconds(timeout))
-        if self._cancelled:
-            raise CancelledError
+        if self._cancelled and error is not None:
+            raise CancelledError(*error.args) from error.__cause__  # `error` itself would keep each caller's frames
         return error
 
     def running(self) -> bool:
-        """Return whether the task has a place on the device now."""
+        """Return whether the task is on the device now."""
         return self.state in (State.RUNNING, State.STOPPING)
 
     def cancel(self) -> bool:
         """Request the end of the task.
 
         A waiting task is cancelled at once. A running task stops at the end of its current blocks; it is then
-        cancelled, or done if they were its last ones. Later tasks of its request are cancelled with it.
+        cancelled, or done if these were its last blocks. Later tasks of the same request are cancelled, too.
 
         Returns
         -------
         bool
-            False if the task has already ended, or runs whole and cannot be stopped.
+            False if the task has already ended, or cannot be stopped because its kernel runs unmodified.
         """
         if self.done():
             return self.cancelled()
@@ -114,7 +119,7 @@ class TaskFuture(Future):
         return self._runner.cancel(self)
 
     def require_process(self) -> None:
-        """Raise in a process that was forked from the one that submitted the task, unless it has ended."""
+        """Raise in a forked child of the process that submitted the task, unless the task has ended."""
         if self._process != os.getpid() and not self.done():
             raise errors.ForkError(
                 f"task {self.name!r} belongs to process {self._process} and this is {os.getpid()}, forked from it: "
@@ -125,11 +130,25 @@ class TaskFuture(Future):
         """Set the outcome, once, and notify all waiting threads."""
         self._cancelled = cancelled
         if cancelled:
-            self.set_exception(CancelledError())
-        elif error is not None:
+            error = self._cancellation()
+        self.after = ()
+        if error is not None:
             self.set_exception(error)
         else:
             self.set_result(None)
+
+    def _cancellation(self) -> CancelledError:
+        """Return the error of this task, which was cancelled, perhaps because a future in `after` did not succeed."""
+        text = f"task {self.name!r} was cancelled"
+        for earlier in self.after:
+            cause = failure_of(earlier) if earlier.done() else None
+            if cause is not None:
+                name = f"task {earlier.name!r}" if isinstance(earlier, TaskFuture) else "a future in after="
+                how = "was cancelled" if isinstance(cause, CancelledError) else f"failed ({cause!r})"
+                error = CancelledError(f"{text}, because {name} {how}")
+                error.__cause__ = cause
+                return error
+        return CancelledError(text)
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
         """Call ``fn(self)`` at the end, or immediately if the task has ended. Exceptions are logged."""
@@ -144,14 +163,14 @@ class TaskFuture(Future):
 class Handle(TaskFuture):
     """A submitted task, or a request of several. `concurrent.futures.wait` and `asyncio.wrap_future` accept it.
 
-    `result` returns None once the task has ended, and raises its latched error, the error that prevented it from
-    running, or ``CancelledError``. Callbacks run in the scheduler's thread: they may submit and cancel, and must not
-    wait.
+    `result` returns None once the task has succeeded. Otherwise it raises the error that device code latched, the error
+    that prevented the task from running, or ``CancelledError``. Callbacks run in the scheduler's thread: they may
+    submit and cancel tasks, and must not wait.
 
     Attributes
     ----------
     task : Task
-        Of a request, its last task.
+        The task; for a request, its last task.
     job : Job or None
         The scheduler's record: times, completed blocks, preemptions. None until its thread has accepted the task.
     """
@@ -163,29 +182,29 @@ class Handle(TaskFuture):
 
 
 class RequestHandle(TaskFuture):
-    """The future of a request of several tasks: done when all have ended, with the first error.
+    """The future of a request of several tasks: done when all of them have ended; `result` raises the first error.
 
     Attributes
     ----------
     handles : tuple of TaskFuture
-        Of its tasks, in order.
+        The futures of the tasks, in order.
     """
 
     def __init__(self, name: str, handles: Sequence[TaskFuture]) -> None:
         super().__init__(_Tasks(), name)
-        self.handles = tuple(handles)
+        self.after = self.handles = tuple(handles)
         self._ends = itertools.count(1)  # one step of the interpreter: tasks may end in several threads
         for handle in self.handles:
             handle.add_done_callback(self._ended)
 
     def _ended(self, _: TaskFuture) -> None:
         if next(self._ends) == len(self.handles):
-            error = next((e for h in self.handles if not h.cancelled() and (e := h.exception()) is not None), None)
+            error = next((h.exception() for h in self.handles if h.state is State.FAILED), None)
             self.settle(error, cancelled=error is None and any(handle.cancelled() for handle in self.handles))
 
 
 class _Tasks:
-    """The runner of a request, whose tasks have runners of their own."""
+    """The runner of a request. Its tasks have runners of their own."""
 
     def cancel(self, request: RequestHandle) -> bool:
         """Cancel the first task that can be cancelled; the later ones are cancelled with it."""
@@ -194,6 +213,14 @@ class _Tasks:
     def state_of(self, request: RequestHandle) -> State:
         """Return the state of the first task that has not ended."""
         return next((handle.state for handle in request.handles if not handle.done()), State.RUNNING)
+
+
+def failure_of(future: StandardFuture[Any]) -> BaseException | None:
+    """Return the error of a future that is done, also if it was cancelled; None if it succeeded."""
+    try:
+        return future.exception()
+    except CancelledError as error:
+        return error.with_traceback(None)  # whose frames have the future, with its task and arrays
 
 
 def _call(function: Callable[[Any], object], future: Any) -> None:

@@ -1,4 +1,4 @@
-"""Policy: decides which tasks run. Pure: no clock, no threads, no random numbers."""
+"""Policy: decides which tasks run, without a clock, threads or random numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Rates(Protocol):
     """Estimates of how fast kernels run together (`warpwell.scheduler.predict.rates`)."""
 
     def together(self, jobs: Sequence[Job], placements: Sequence[Placement]) -> list[float]:
-        """Return each job's normalized IPC, ipc_shared / ipc_alone, when exactly these run together.
+        """Return each job's normalized IPC, ipc_shared / ipc_alone, when exactly these jobs run together.
 
         The order of `jobs` is the order of residency: the first was launched first.
         """
@@ -30,13 +30,16 @@ class View:
     Attributes
     ----------
     now : float
+        Time of the executor's clock, in seconds.
     running : list of Job
-        In the order of residency (launched first, first). STOPPING ones are among them until they have left.
+        Running jobs in the order of residency: the job that was launched first is first. A STOPPING job is in the list
+        until it has left the device.
     waiting : Waiting
-        Heads of requests that could be launched, in order of arrival; preempted ones are among them. `Waiting.heads`
-        has the first of each of the policy's buckets, so that a decision need not look at hundreds.
+        Jobs that can be launched, including preempted ones, in order of arrival; of a request, only its first
+        unfinished job. `Waiting.heads` returns the first job of each of the policy's buckets, so that a decision need
+        not look at hundreds of jobs.
     limit : int
-        Kernels that may run at the same time.
+        Maximum number of kernels that run at the same time.
     rates : Rates
     cost : callable
         ``cost(victim, stays)``: seconds that a preemption is expected to take (`Executor.cost`).
@@ -44,18 +47,18 @@ class View:
     tenants : mapping
         Settings of each tenant (`warpwell.scheduler.tenants`): weight, quota, and use so far.
     overhead : float
-        Seconds that a decision with its launches takes (but those into trains), as they were so far.
+        Decision latency: measured seconds of a decision and its launches, except for launches into launch queues.
     trusts : bool
-        Whether times that submitters gave are true. If not, a kernel that is only claimed to be short must be
-        preemptible.
+        True if the policy may rely on times that submitters gave. Otherwise, a kernel whose submitter states that it is
+        short must be preemptible.
     trains : mapping
-        Of running jobs behind which others were launched (see `Launch`): these, in order.
+        Launch queues: for each running job, the jobs that were queued after it, in order (see `Launch`).
     followers : list of (Job, Job)
-        Jobs that wait for the data of running jobs and of jobs in their trains, with the running job. If no other job
-        waits, a policy may launch one unmodified `behind` that running job.
+        Pairs of a waiting job and a running job: the first waits only for data of the second, or of a job in its launch
+        queue. If no other job waits, a policy may launch such a waiting job unmodified, `behind` the running job.
     pairs : Pairs
-        How fast kernels ran together, as it was measured; policies that measure it write there. They are better than
-        `rates`, which may depend on classes only.
+        Measured rates of kernels that ran together; policies that measure rates record them here. They are more
+        accurate than `rates`, which may depend only on the classes of the kernels.
     """
 
     now: float
@@ -77,18 +80,20 @@ class View:
 class Launch:
     """Put a waiting job on the device.
 
-    If all places are taken, a job may still be launched unmodified (`Policy.ahead`): it is queued after an unmodified
-    job, in the shortest train (`View.trains`), and begins when all jobs before it have ended. One decision may launch
-    several short jobs in this way, and the device continues with the next one without the scheduler. Jobs that have not
-    begun may still be preempted.
+    At the limit of running kernels, a job may still be launched unmodified (`Policy.ahead`): it is queued after an
+    unmodified job, in the shortest launch queue (`View.trains`), and begins when all jobs before it have ended. One
+    decision may launch several short jobs in this way, and the device starts one after the other without the scheduler.
+    Jobs that have not begun may still be preempted. If the device cannot queue a job, the job still waits, and the
+    scheduler skips the later decisions.
 
-    With `behind`, a job is queued in the train of that running job, whether the two are unmodified or not: its workers
-    begin when the workers of that job have left, and `Policy.ahead` does not limit it. When it is the first of its
-    train, the policy decides on it. If a job is preempted, the jobs in its train are withdrawn first; a job that is
-    launched `behind` it after that takes its place.
+    With `behind`, the job enters the launch queue of the running job that `behind` names, whether the two are
+    unmodified or not: the workers of the launched job begin when the workers of the running job have left, and
+    `Policy.ahead` does not limit such launches. The policy may resize the launched job once it is the first of its
+    queue. If a running job is preempted, the jobs in its launch queue are withdrawn first. A job that is launched
+    `behind` a job that was asked to leave replaces that job.
 
-    A job that starts behind another one is the youngest: if it must be older than a running job, re-issue that job
-    (`Resize.younger`) when it has started.
+    A job that starts behind another one is the youngest job. If a running job must be younger, re-issue that running
+    job (`Resize.younger`) after the start.
     """
 
     job: Job
@@ -99,7 +104,7 @@ class Launch:
 
 @dataclass(slots=True)
 class Preempt:
-    """Make a running job leave: for `newcomer`, which the policy will launch when it has left."""
+    """Preempt a running job for `newcomer`, the arriving job that the policy launches when the running job has left."""
 
     job: Job
     mode: str = "drain"
@@ -109,7 +114,7 @@ class Preempt:
 
 @dataclass(slots=True)
 class Resize:
-    """Change a running job's quota; with `younger`, re-issue it, so that it is the last in order of residency."""
+    """Change a running job's quota; with `younger`, re-issue the job, so that it is the last in order of residency."""
 
     job: Job
     workers: int | None
@@ -119,7 +124,7 @@ class Resize:
 
 @dataclass(slots=True)
 class Hold:
-    """Leave things as they are, although a preemption was weighed (for the log); look again after some seconds."""
+    """Record in the log that a launch or preemption was considered and declined; decide again after `again` seconds."""
 
     job: Job
     why: dict[str, Any] = field(default_factory=dict)
@@ -130,25 +135,26 @@ Decision = Launch | Preempt | Resize | Hold
 
 
 class Policy(ABC):
-    """Decides, whenever something arrived, ended or left, and every `period` seconds where it is set.
+    """Decides which jobs run, after each arrival, end or departure of a job, and every `period` seconds if that is set.
 
     Attributes
     ----------
     name : str
-        As ``--policy`` has it.
+        Value of ``--policy``.
     starves : bool
-        Whether a task may wait forever under this policy.
+        True if a task may wait forever under this policy.
     conserves : bool
-        Whether it fills a free place whenever something waits that may be launched. All keep an idle device busy.
+        True if the policy launches a waiting job whenever fewer kernels run than the limit. Any policy must launch a
+        waiting job on an idle device.
     watches : bool
-        Whether `Job.done` of running jobs is updated before each decision.
+        True if the scheduler updates `Job.done` of running jobs before each decision.
     adjusts : bool
-        Whether it is also asked when nothing waits, to give free room to running jobs.
+        True if the policy also decides when no job waits, to give free room to running jobs.
     period : float or None
-        Seconds between decisions without an event (aging).
+        Seconds between decisions without an event, for aging.
     ahead : int
-        Launches that may be in trains, beyond `View.limit`, so that the device has work while the next decision is
-        made.
+        Maximum number of launches in launch queues, beyond `View.limit`. They occupy the device while the scheduler
+        makes the next decision.
     """
 
     name: str
@@ -160,23 +166,23 @@ class Policy(ABC):
     ahead: int = 0
 
     def bucket(self, job: Job) -> Hashable:
-        """Return the part of the waiting list that a job belongs to: in a part, only the first may be chosen.
+        """Return the bucket of a waiting job: the policy can choose only the first job of a bucket.
 
-        By class, and preempted or new.
+        The default has a bucket for each class, and for preempted and new jobs.
         """
         return job.task.profile.kind, job.state is State.PREEMPTED
 
     def key(self, job: Job) -> float:
-        """Return the sort key in a bucket, smallest first; ties by number. It must not change while a job waits."""
+        """Return a job's sort key in its bucket, smallest first; ties by number. It is constant while the job waits."""
         return job.arrival
 
     @abstractmethod
     def decide(self, view: View) -> list[Decision]:
-        """Return decisions, in the order in which they are to be carried out.
+        """Return decisions, in the order in which the scheduler must execute them.
 
-        The scheduler carries them out, and asks once more as long as something was launched, so a policy may decide one
-        thing at a time.
+        The scheduler executes the decisions, and calls `decide` again whenever they launched a job. So a policy may
+        return one decision at a time.
         """
 
     def ended(self, job: Job, now: float) -> None:  # noqa: B027 - most keep nothing
-        """Note that a job has ended, or that a waiting job has another profile: forget figures derived from it."""
+        """Discard results that were derived from a job. It has ended, or it waits and has got another profile."""

@@ -24,7 +24,7 @@ from .events import DEFAULT_MAX_EVENTS, Log
 from .executor import Executor
 from .executors import executor_of
 from .handle import Handle, RequestHandle, TaskFuture
-from .policy import Policy, Rates
+from .policy import Policy
 from .predict.learner import Learner
 from .task import Prepared, Profile, Request, Task, checked_size, require_profile
 from .tenants import Tenant
@@ -39,8 +39,8 @@ _PREPARED = "a prepared launch has its own arguments and options: give them to p
 class Scheduler:
     """Shares a device between kernels that are submitted at any time, from any thread.
 
-    A context manager: leaving it waits for all tasks, or, with an exception (Ctrl-C), cancels them. At the end of the
-    program tasks of a scheduler that was not closed are cancelled.
+    A scheduler is a context manager. Leaving the block waits for all tasks; an exception in the block, such as Ctrl-C,
+    cancels them. At the end of the program, tasks of a scheduler that was not closed are cancelled.
 
     Parameters
     ----------
@@ -49,26 +49,25 @@ class Scheduler:
     devices : Devices or iterable of Device, optional
         Devices of a pool, instead of `device`: each task is placed on one of them (see `PoolScheduler`).
     policy : str or Policy
-        The policy that chooses which kernels run, or its name (see `warpwell.scheduler.policies.policy`).
+        The policy, which chooses the kernels that run, or its name (see `warpwell.scheduler.policies.policy`).
     limit : int, optional
-        Maximal number of kernels that run at the same time; default 2.
-    rates : Rates, optional
-        Estimates of how fast kernels run together.
+        Maximum number of kernels that run at the same time; default 2.
     tenants : mapping or iterable of Tenant, optional
         Weights and quotas; see `warpwell.scheduler.tenants`.
     analyzer : callable, optional
         ``analyzer(task)`` returns the `Profile` of a task that was submitted without one. By default a `Learner`, which
-        measures kernels that run alone, and keeps what was measured on this device in the user's cache folder, from
-        one scheduler to the next. A kernel that it has not measured yet runs alone once.
+        measures kernels that run alone, and keeps the results for this device in the user's cache folder for later
+        schedulers. A kernel that was not measured yet runs alone once.
     executor : Executor or callable, optional
         An executor instead of the device's, or a function that makes one in the scheduler's thread. The scheduler
         closes it.
     stuck_after : float or None
-        Timeout, in seconds, of a task that begins no block and ends none. It must exceed the time of any block; None:
+        Timeout, in seconds, of a task in which no block begins or ends. It must be longer than any block takes. None:
         no timeout.
     log : Log, optional
         The log of decisions. By default the last 16,384 events are kept, and `Log.dropped` counts the others; pass a
-        `Log()` to keep all.
+        `Log()` to keep all. ``with open("log.jsonl", "w") as file: scheduler.log.write(file)`` saves it for ``warpwell
+        sched explain``.
 
     Raises
     ------
@@ -98,10 +97,10 @@ class Scheduler:
     _new_order = DataOrder
 
     def __new__(cls, *args: Any, devices: Any = None, **options: Any) -> Scheduler:
-        """Make a `PoolScheduler` if devices of a pool are given."""
+        """Create a `PoolScheduler` if devices of a pool are given."""
         if devices is None:
             return super().__new__(cls)
-        made: type[Scheduler] = registry.load(registry.path_of("scheduler", "pool")) if cls is Scheduler else cls
+        made: type[Scheduler] = registry.load(registry.stand_ins["schedulers"]) if cls is Scheduler else cls
         return super().__new__(made)
 
     def __init__(
@@ -110,7 +109,6 @@ class Scheduler:
         policy: str | Policy = "lanes",
         *,
         limit: int | None = None,
-        rates: Rates | None = None,
         tenants: Mapping[str, Any] | Iterable[Tenant] | None = None,
         analyzer: Callable[[Task], Profile] | None = None,
         executor: Executor | Callable[[], Executor] | None = None,
@@ -121,9 +119,8 @@ class Scheduler:
         if devices is not None:
             raise errors.ArgumentError("devices= is for Scheduler itself: inherit from PoolScheduler", name="devices")
         self.device = checked_device(device or default_device(), among=("cpu", "cuda"))
-        for name, given, fits, wanted in (
+        for name, value, is_valid, expected in (
             ("policy", policy, isinstance(policy, str | Policy), "a name, or a Policy"),
-            ("rates", rates, rates is None or callable(getattr(rates, "together", None)), "Rates, or None"),
             ("analyzer", analyzer, analyzer is None or callable(analyzer), "a function that returns a Profile"),
             (
                 "executor",
@@ -131,24 +128,22 @@ class Scheduler:
                 executor is None or isinstance(executor, Executor) or callable(executor),
                 "an Executor, or a function that makes one",
             ),
-            ("log", log, log is None or isinstance(log, Log), "a Log, or None"),
+            ("log", log, log is None or isinstance(log, Log), "a Log of warpwell.scheduler.extend, or None"),
         ):
-            if not fits:
-                raise errors.ArgumentError(f"{name} is {given!r:.60}: give {wanted}", name=name)
-        self.log = Log(max_events=DEFAULT_MAX_EVENTS) if log is None else log
+            if not is_valid:
+                raise errors.ArgumentError(f"{name} is {value!r:.60}: give {expected}", name=name)
+        self.log = feed = Log(max_events=DEFAULT_MAX_EVENTS) if log is None else log
         self._analyzer: Callable[[Task], Profile] | None = Learner(saves=True) if analyzer is None else analyzer
         self._learner = learner = self._analyzer if isinstance(self._analyzer, Learner) else None
         made = executor if executor is not None else executor_of(self.device)
 
-        def make(feed: Log) -> Core:
+        def make() -> Core:  # without a reference to this scheduler, whose collection ends the thread
             running = made if isinstance(made, Executor) else made()
             try:
-                most = 2 if limit is None else limit
                 return Core(
                     running,
                     policy,
-                    limit=most,
-                    rates=rates,
+                    limit=2 if limit is None else limit,
                     tenants=tenants,
                     log=feed,
                     keep=False,
@@ -159,11 +154,11 @@ class Scheduler:
                 running.close()
                 raise
 
-        self._dispatcher = Dispatcher(make, self.log, Watchdog(stuck_after))
+        self._dispatcher = Dispatcher(make, Watchdog(stuck_after))
         weakref.finalize(self, self._dispatcher.retire).atexit = False
         self._executor = self._dispatcher.core.executor
         if learner is not None:
-            learner.meets(self._executor.capacity, self._executor.machine)
+            learner.use_device(self._executor.capacity, self._executor.machine)
 
     def submit(
         self,
@@ -179,34 +174,37 @@ class Scheduler:
         size: dict[str, float] | None = None,
         order: str = "data",
     ) -> Handle:
-        """Submit a launch. The policy decides when it runs; do not use the arguments until it has ended.
+        """Submit a launch. The policy decides when it runs; do not use the arguments until the task has ended.
 
-        A task that uses an array which an earlier unfinished task of this scheduler uses, too, runs after that one,
-        unless both only read it. So tasks on the same arrays have the result of their order of submission.
+        If an earlier unfinished task of this scheduler uses the same array, the new task runs after the earlier one,
+        unless both only read the array. So tasks on the same arrays have the same results as if they ran in the order
+        of submission.
 
         Parameters
         ----------
         launch : Launch, callable, graph or Prepared
             ``kernel[n]``, without a stream. Or a function: ``launch(stream, *args)`` enqueues work of other libraries
-            in a stream of the driver (an int; None on a CPU, where it does the work) and does not wait; the
-            scheduler's thread calls it, so that nothing else is decided meanwhile. Or a captured graph of PyTorch,
-            CuPy, cuda.core or the driver. Functions and graphs run whole and are never preempted. Or a launch that
-            `prepare` returned, which has its own arguments and options.
+            in a stream (the driver's handle as an int) and does not wait; on a CPU, the stream is None, and the
+            function does the work itself. The scheduler's thread calls it, and makes no other decisions during the
+            call. Or a captured graph of PyTorch, CuPy, cuda.core or the driver. Functions and graphs are never
+            preempted. Or a launch that `prepare` returned, which has its own arguments and options.
         *args
-            The arguments of the launch, or of the function after the stream. Arrays of other libraries that say by
-            DLPack alone where they lie are used there.
+            The arguments of the launch, or of the function after the stream. An array of another library whose address
+            only DLPack provides is used in place.
         tenant, priority, deadline, size
             See `Task`.
         after : Handle or sequence of handles
-            Tasks, or other futures, that must end first. If one fails or is cancelled, this task is cancelled.
+            Tasks, or other futures, that must end before this task runs. If one of them fails or is cancelled, this
+            task is cancelled.
         name : str, optional
             Default: the kernel's name.
         memory : int or str, optional
-            Device memory that it needs, in bytes or as "1GiB", if more than its arrays.
+            Device memory that the task needs, in bytes or as "1GiB", if it needs more than its arrays.
         profile : Profile, optional
             The known profile of the task.
         order : {"data", "none"}
-            "none": it waits for no other task because of its arrays, and no other task waits for it.
+            "data" orders tasks by their arrays, as described above. With "none", the task does not wait for other tasks
+            because of its arrays, and they do not wait for it.
 
         Raises
         ------
@@ -215,44 +213,40 @@ class Scheduler:
         TaskMemoryError
             The task needs more than the device's memory, or than its tenant's quota.
         QuotaError
-            Tenants have settings, but this tenant has none.
+            Tenants have settings, and no setting names this tenant.
         ClosedError
             The scheduler is closed.
         SchedulerError
             The scheduler has failed.
         ForkError
-            This process was forked from the one that made the scheduler, or from that of a task in `after`.
+            The parent process created the scheduler or a task in `after`, and then forked this process.
         """
         if isinstance(launch, Prepared):
             if args or (tenant, priority, deadline, name, memory, profile, size, order) != _DEFAULTS:
                 raise errors.ArgumentError(_PREPARED, name="args")
             task = launch.new_task()
-            return self.submit_request(Request(task.name, (task,)), after)[0]
-        task = self.task(
-            launch,
-            *args,
-            tenant=tenant,
-            priority=priority,
-            deadline=deadline,
-            name=name,
-            memory=memory,
-            profile=profile,
-            size=size,
-            order=order,
-        )
+        else:
+            options: dict[str, Any] = {
+                "tenant": tenant,
+                "priority": priority,
+                "deadline": deadline,
+                "name": name,
+                "memory": memory,
+            }
+            task = self.task(launch, *args, profile=profile, size=size, order=order, **options)
         return self.submit_request(Request(task.name, (task,)), after)[0]
 
     def prepare(self, launch: Any, *args: Any, **options: Any) -> Prepared:
-        """Return a launch that is checked now, and costs less each time that it is submitted.
+        """Check a launch once, and return it in a form that costs less each time that it is submitted.
 
         Use it for kernels below a millisecond that are submitted many times with the same arguments.
 
         Parameters
         ----------
         launch, *args
-            See `submit`. Arrays may change their items, not their memory.
+            See `submit`. The items of arrays may change between submissions, but not the arrays' memory.
         **options
-            Those of `submit`, without `after`.
+            Options of `submit`, except `after`.
         """
         return Prepared(self.task(launch, *args, **options))
 
@@ -266,17 +260,18 @@ class Scheduler:
     ) -> TaskFuture:
         """Submit a request of several launches, which run one after the other.
 
-        If one fails or is cancelled, the later ones are cancelled. Consecutive launches of kernels that take less than
-        0.3 ms, as measured or given, are one task, which is preempted and cancelled between two launches.
+        If a launch fails or is cancelled, the later launches are cancelled. Consecutive launches of kernels that take
+        less than 0.3 ms (as measured, or by their profiles) become one task, which can be preempted and cancelled
+        between two launches.
 
         Parameters
         ----------
         launches : sequence of tuple or Prepared
-            ``(kernel[n], *args)`` each, or what `prepare` returned.
+            Each launch is a tuple ``(kernel[n], *args)``, or the result of `prepare`.
         name : str, optional
-            Of the request.
+            Name of the request.
         **options
-            Those of `submit`, for all of them. Prepared launches have their own.
+            Options of `submit`, for all launches except prepared ones, which have their own options.
 
         Returns
         -------
@@ -284,22 +279,24 @@ class Scheduler:
             The future of the request. It fails with the error of the launch that failed.
         """
         tasks = self._batches(checked_launches(launches), name, options)
-        handles = self.submit_tasks(tasks, name=name, after=after)
+        if not tasks:
+            raise errors.ArgumentError("a request without launches: give at least one", name="launches")
+        handles = self.submit_request(Request(name or tasks[0].name, tasks), after)
         return handles[0] if len(handles) == 1 else RequestHandle(name or tasks[0].name, handles)
 
     def _batches(self, launches: Sequence[Any], name: str | None, options: dict[str, Any]) -> list[Task]:
-        """Return the tasks of launches in order; short ones that follow one another are one task."""
-        known: dict[Any, tuple[Task, bool]] = {}
+        """Return the tasks of launches in order; consecutive short launches become one task."""
+        distinct: dict[Any, tuple[Task, bool]] = {}
         found: list[Task] = []
         batch: dict[Any, int] = {}
         order: list[int] = []
 
         def close_batch() -> None:
-            tasks = [known[key][0] for key in batch]
+            tasks = [distinct[key][0] for key in batch]
             if len(order) == 1:
                 prepared = tasks[0].prepared
                 found.append(tasks[0] if prepared is None else prepared.new_task())
-                known.clear()  # no task is in a request twice
+                distinct.clear()  # no task is in a request twice
             elif order:
                 found.append(self._batch(tasks, order.copy(), name or tasks[0].name))
             batch.clear()
@@ -310,16 +307,16 @@ class Scheduler:
             if is_prepared and options:
                 raise errors.ArgumentError(_PREPARED, name=next(iter(options)))
             key = id(launch) if is_prepared else _key_of(launch)
-            if key not in known:
+            if key not in distinct:
                 task = launch.new_task() if is_prepared else self.task(*launch, **options)
-                known[key] = task, self._is_short(task)
-            task, short = known[key]
+                distinct[key] = task, self._is_short(task)
+            task, short = distinct[key]
             if short:
                 order.append(batch.setdefault(key, len(batch)))
                 continue
             close_batch()
             found.append(launch.new_task() if is_prepared else task)
-            known.pop(key, None)
+            distinct.pop(key, None)
         close_batch()
         return found
 
@@ -345,14 +342,6 @@ class Scheduler:
         task.memory = max(task.memory, task.resident_bytes)
         return task
 
-    def submit_tasks(
-        self, tasks: Sequence[Task], *, name: str | None = None, after: Future[Any] | Sequence[Future[Any]] = ()
-    ) -> list[Handle]:
-        """Submit a request of tasks from `task`, which run in order; see `submit_many`."""
-        if not tasks:
-            raise errors.ArgumentError("a request without launches: give at least one", name="launches")
-        return self.submit_request(Request(name or tasks[0].name, tasks), after)
-
     def submit_request(self, request: Request, after: Future[Any] | Sequence[Future[Any]] = ()) -> list[Handle]:
         """Submit a request of tasks from `task`; see `submit_many`."""
         if after == ():
@@ -370,6 +359,8 @@ class Scheduler:
     def _accept(self, request: Request, after: Sequence[Future[Any]]) -> list[Handle]:
         """Make the handles of a request, and run it when all of `after` have succeeded."""
         handles = [Handle(self._dispatcher, task) for task in request.tasks]
+        for index, handle in enumerate(handles):
+            handle.after = handles[index - 1 : index] or after
         self._dispatcher.submit(request, handles, after)
         return handles
 
@@ -385,7 +376,8 @@ class Scheduler:
         **options: Any,
     ) -> Task:
         """Return the task of a launch, without submitting it. See `submit` for parameters and errors."""
-        self._dispatcher.require_process()  # before the analyzer, whose lock another thread may have held at the fork
+        # Before the analyzer: another thread may have held its lock at the fork.
+        self._dispatcher.require_process()
         launch, args = as_launch(launch, args)
         require_launch(launch)
         launch = at_present(launch)
@@ -430,7 +422,7 @@ class Scheduler:
         return accesses_of(launch, args) if order == "data" else ()
 
     def inspect(self, function: Callable[[Core], T]) -> T:
-        """Return what ``function(core)`` returns in the scheduler's thread, between two decisions (for metrics)."""
+        """Call ``function(core)`` in the scheduler's thread between two decisions; return its result (for metrics)."""
         return self._dispatcher.call(lambda: function(self._dispatcher.core))
 
     @property
@@ -439,7 +431,7 @@ class Scheduler:
         return self._dispatcher.failure
 
     def close(self, *, cancel: bool = False) -> None:
-        """Accept no new tasks, and return when all have ended.
+        """Accept no new tasks, and return when all accepted tasks have ended.
 
         Parameters
         ----------
@@ -456,7 +448,7 @@ class Scheduler:
     def _end(self, cancel: bool) -> None:
         if not self._dispatcher.close(cancel=cancel) or self._learner is None:
             return
-        # what cannot be kept can be measured again; at a fork another thread may have held the learner's lock
+        # Measurements can be repeated. At a fork another thread may have held the learner's lock.
         with contextlib.suppress(OSError, errors.ForkError):
             self._dispatcher.require_process()
             self._learner.save()
@@ -481,9 +473,9 @@ def require_launch(launch: Any) -> None:
 def checked_launches(launches: Any) -> list[Sequence[Any]]:
     """Return launches, each with its arguments, or raise `ArgumentError`."""
     found = list(launches) if isinstance(launches, Iterable) else [launches]
-    for its in found:
-        if not isinstance(its, Prepared) and (not isinstance(its, tuple | list) or not its):
-            raise errors.ArgumentError(f"{its!r:.80} is not a tuple of kernel[n] and its arguments", name="launches")
+    for launch in found:
+        if not isinstance(launch, Prepared) and (not isinstance(launch, tuple | list) or not launch):
+            raise errors.ArgumentError(f"{launch!r:.80} is not a tuple of kernel[n] and its arguments", name="launches")
     return found
 
 

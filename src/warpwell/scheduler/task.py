@@ -17,7 +17,6 @@ INT64_MAX = 2**63 - 1
 """Largest integer of a task: policies, logs and services use signed 64-bit integers."""
 
 _AMOUNTS = {"seconds": 1e15, "instructions": 1e30, "miss_rate": 1.0, "bandwidth": 1.0, "compute": 1.0, "need": 1.0}
-_NUMBERS = (float, int)
 _COUNTS = ("registers", "shared", "threads", "resident")
 
 
@@ -36,15 +35,15 @@ class Profile:
 
     Attributes
     ----------
-    kind : Kind or None
+    kind : Kind, {"memory", "compute"} or None
         None if the class is unknown: the scheduler probes the kernel first.
     seconds : float or None
         Solo runtime of the unmodified kernel.
     instructions : float or None
         Warp instructions of the whole launch. ``instructions / seconds`` is its solo instruction rate.
     registers, shared : int
-        Bytes that a resident block holds: 4 times the allocated registers per thread times its threads; static and
-        dynamic shared memory.
+        Bytes that a resident block holds: `registers` is 4 times its threads times the allocated registers per thread;
+        `shared` is static and dynamic shared memory.
     threads : int
         Threads per block.
     resident : int
@@ -76,35 +75,12 @@ class Profile:
     source: str = "given"
 
     def __post_init__(self) -> None:
-        # A simulation creates one profile per task: valid values take no loop and no call.
-        seconds, instructions = self.seconds, self.instructions
-        if not (
-            (seconds is None or (type(seconds) in _NUMBERS and 0 <= seconds <= 1e15))
-            and (instructions is None or (type(instructions) in _NUMBERS and 0 <= instructions <= 1e30))
-            and (self.kind is None or type(self.kind) is Kind)
-            and type(self.miss_rate) in _NUMBERS
-            and 0 <= self.miss_rate <= 1
-            and type(self.bandwidth) in _NUMBERS
-            and 0 <= self.bandwidth <= 1
-            and type(self.compute) in _NUMBERS
-            and 0 <= self.compute <= 1
-            and type(self.need) in _NUMBERS
-            and 0 <= self.need <= 1
-            and type(self.registers) is int
-            and 0 <= self.registers <= INT64_MAX
-            and type(self.shared) is int
-            and 0 <= self.shared <= INT64_MAX
-            and type(self.threads) is int
-            and 0 <= self.threads <= INT64_MAX
-            and type(self.resident) is int
-            and 0 <= self.resident <= INT64_MAX
-        ):
-            self._convert()
-
-    def _convert(self) -> None:
-        """Convert numbers of other types, and raise ArgumentError for other values."""
-        if self.kind is not None and not isinstance(self.kind, Kind):
-            raise errors.ArgumentError(f"kind of a profile is {shown(self.kind)}: give a Kind, or None", name="kind")
+        if self.kind is not None and type(self.kind) is not Kind:
+            try:
+                object.__setattr__(self, "kind", Kind(self.kind))
+            except ValueError:
+                message = f"kind of a profile must be memory, compute or None, got {shown(self.kind)}"
+                raise errors.ArgumentError(message, name="kind") from None
         for name, maximum in _AMOUNTS.items():
             value = getattr(self, name)
             if type(value) is float and 0 <= value <= maximum:
@@ -135,19 +111,21 @@ class Task:
         ``kernel[n]`` and its arguments; None in a simulation.
     tenant : str
     priority : int
-        Larger is sooner; default 0. A signed 64-bit integer, limited to the ceiling of its tenant (see `Tenant`), which
-        is 8 by default.
+        A task with a larger priority runs sooner; default 0. A signed 64-bit integer, limited by the ceiling of the
+        tenant (see `Tenant`), which is 8 by default.
     deadline : float or None
         Seconds after arrival, up to 1e9.
     memory : int or str
-        Device memory, in bytes or as "1GiB", that the task holds from admission to its end, preempted or not.
+        Device memory that the task holds from its admission to its end, also while it is preempted; in bytes or as
+        "1GiB".
     resident_bytes : int
-        Bytes of `memory` that are already in device memory: they count for the tenant, and need no free memory.
+        Bytes of `memory` that are already in device memory. They count towards the tenant's quota, but need no free
+        memory.
     size : dict
         Input sizes by name: features of the predictor.
     whole : str
-        Why the kernel cannot be cut into blocks, empty where it can: it then runs whole (``placement.plain``), cannot
-        be preempted, and the log has this text (``why["whole"]`` of its "launch").
+        Why the kernel cannot be cut into blocks; empty if it can be cut. A kernel that cannot be cut runs unmodified
+        (``placement.plain``) and cannot be preempted, and the log has this text (``why["whole"]`` of its "launch").
     number : int
         Given by the scheduler, in order of submission.
     known : KernelRecord or None
@@ -157,7 +135,8 @@ class Task:
     prepared : Prepared or None
         The state that tasks of the same prepared launch share.
     accesses : sequence of Access
-        Memory that the task uses. The task follows earlier tasks that use the same memory, unless all only read it.
+        Memory that the task uses. The task runs after earlier tasks that use the same memory, unless all of them only
+        read it.
     """
 
     name: str
@@ -179,26 +158,19 @@ class Task:
     accesses: Sequence[Access] = ()
 
     def __post_init__(self) -> None:
-        # Reject invalid values here: in the scheduler's thread they would end all tasks. A simulation creates 100,000
-        # tasks, so a valid value takes a comparison and no call.
-        if type(self.name) is not str or type(self.tenant) is not str:
-            _require_text(self.name, "name")
-            _require_text(self.tenant, "tenant")
-        if type(self.blocks) is not int or not 1 <= self.blocks <= INT64_MAX:
-            self.blocks = checked_integer(self.blocks, "blocks", maximum=INT64_MAX, of=f"task {self.name!r}")
-        if type(self.memory) is not int or not 0 <= self.memory <= INT64_MAX:
-            self.memory = checked_nbytes(self.memory, "memory", minimum=0, maximum=INT64_MAX, of=f"task {self.name!r}")
-        if type(self.priority) is not int or not -INT64_MAX <= self.priority <= INT64_MAX:
-            self.priority = checked_integer(
-                self.priority, "priority", minimum=-INT64_MAX - 1, maximum=INT64_MAX, of=f"task {self.name!r}"
-            )
+        # Reject invalid values here: in the scheduler's thread they would end all tasks.
+        _require_text(self.name, "name")
+        _require_text(self.tenant, "tenant")
+        label = f"task {self.name!r}"
+        self.blocks = checked_integer(self.blocks, "blocks", maximum=INT64_MAX, of=label)
+        self.memory = checked_nbytes(self.memory, "memory", minimum=0, maximum=INT64_MAX, of=label)
+        self.priority = checked_integer(self.priority, "priority", minimum=-INT64_MAX - 1, maximum=INT64_MAX, of=label)
         if self.deadline is not None:
-            self.deadline = checked_number(self.deadline, "deadline", maximum=LONGEST, of=f"task {self.name!r}")
+            self.deadline = checked_number(self.deadline, "deadline", maximum=LONGEST, of=label)
             if not self.deadline:
                 message = f"deadline of task {self.name!r} is 0 s: give a positive number, or None"
                 raise errors.ArgumentError(message, name="deadline")
-        if type(self.profile) is not Profile:
-            require_profile(self.profile, self.name)
+        require_profile(self.profile, self.name)
 
 
 class Prepared:
@@ -228,7 +200,7 @@ class Prepared:
 
 @dataclass(eq=False)
 class Request:
-    """An application: tasks in order. Only the first unfinished task competes (claim 1 of the source).
+    """An application: tasks in order. Only its first unfinished task competes for the device (claim 1 of the source).
 
     Attributes
     ----------
@@ -237,8 +209,8 @@ class Request:
     arrival : float
         Seconds since the executor was created.
     first : int or None
-        Number of the first task if the caller numbers tasks; later tasks have consecutive numbers. An unfinished task
-        must not have the same number. None: the scheduler numbers the tasks.
+        Number of the first task if the caller numbers tasks; the later tasks get the next numbers. No unfinished task
+        may have one of these numbers. None: the scheduler numbers the tasks.
     """
 
     name: str
@@ -282,9 +254,10 @@ class Placement:
     workers : int or None
         Maximum number of resident blocks on the whole GPU (the quota); None: no limit.
     priority : int
-        Priority of the stream; larger is sooner.
+        Priority of the stream; a stream with a larger priority runs sooner.
     plain : bool
-        Launch the unmodified kernel, which cannot be preempted (left-over, and kernels that cannot be transformed).
+        Launch the unmodified kernel, which cannot be preempted: for the policy left-over, and for kernels that cannot
+        be transformed.
     """
 
     workers: int | None = None
@@ -303,7 +276,9 @@ class Job:
     arrival : float
         Earliest time of a launch: the arrival of the request, or the end of the task before it.
     since : float
-        Time of the last change of `state`.
+        Time of the last change of `state`, or of the end of the preparation that followed a launch.
+    prepared : float
+        Seconds of compilation and copies between launches and the first blocks. `ran` does not contain them.
     done : int
         Completed blocks, as last reported by the executor.
     alone : bool
@@ -319,8 +294,9 @@ class Job:
         Numbers of the tasks that the job follows because of their data.
     handle : Handle or None
         Future of the submitter, until the job has ended.
-    train : Train or None
-        Launch queue that contains the job; None if it is not queued after a running job.
+    train : deque of Job or None
+        Launch queue that contains the job: the jobs that the executor starts, in order, after a running job. None if
+        the job is not queued.
     """
 
     task: Task
@@ -332,6 +308,7 @@ class Job:
     ended: float | None = None
     done: int = 0
     ran: float = 0.0
+    prepared: float = 0.0
     preemptions: int = 0
     placement: Placement | None = None
     error: BaseException | None = None
@@ -340,7 +317,7 @@ class Job:
     priority: int = 0
     after: tuple[int, ...] = ()
     handle: Any = None
-    train: Train | None = None
+    train: deque[Job] | None = None
 
     @property
     def needs(self) -> int:
@@ -362,19 +339,6 @@ class Job:
         """Remaining solo time in seconds; None if it is unknown."""
         seconds = self.task.profile.seconds
         return None if seconds is None else seconds * self.left
-
-
-class Train(deque[Job]):
-    """The launch queue of a running job: jobs that start after it, in order.
-
-    Attributes
-    ----------
-    queued_on_device : int
-        Number of leading jobs that the executor has queued (`Executor.launch_behind`). The remaining jobs wait in the
-        scheduler.
-    """
-
-    queued_on_device = 0
 
 
 def require_profile(profile: Any, task: str) -> Profile:

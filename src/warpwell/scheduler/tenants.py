@@ -28,22 +28,23 @@ class Tenant:
     ----------
     name : str
     weight : float
-        Weighted policies give a tenant of twice the weight twice the SM-seconds while both have tasks.
+        While two tenants have tasks, weighted policies divide the SM-seconds between them in proportion to their
+        weights.
     share : float or None
         Quota of SM-seconds as a fraction of the device, 0 to 1: in any `window` seconds, ``share * processors *
-        window``. None: no quota. A running task is not stopped at the quota: its tenant repays the excess by
-        waiting.
+        window``. None: no quota. A task that is running when its tenant exceeds the quota is not stopped; the tenant's
+        later tasks wait longer for it.
     memory : float, str or None
-        Quota of memory for its tasks, including preempted ones: bytes, "8GiB", or a fraction of device memory up to
-        1. None: no quota.
+        Quota of memory for the tenant's tasks, including preempted ones: bytes, "8GiB", or a fraction of device memory
+        up to 1. None: no quota.
     burst : bool
-        Whether it may exceed `share` while no tenant within its quota waits. Over its quota, its tasks preempt no task
-        of a tenant within its quota.
+        Whether the tenant may exceed `share` while all waiting tenants are over their quotas, too. A tenant over its
+        quota never preempts a task of a tenant within its quota.
     priority : int
-        Added to the priority of its tasks.
+        Value that is added to the priority of the tenant's tasks.
     ceiling : int
-        Priorities of its tasks are limited to this value and its negative: larger ones would let others wait without
-        bound.
+        Limit of the priorities of the tenant's tasks: from minus this value to this value. Without a limit, they could
+        make the tasks of other tenants wait without bound.
     window : float
         Seconds for which unused quota is kept.
     """
@@ -149,8 +150,9 @@ class Tenants(dict[str, Account]):
     ----------
     capacity : Capacity
     settings : mapping or iterable, optional
-        `Tenant` objects; or by name `Tenant` objects, weights, or dictionaries of `Tenant`'s fields. Without settings
-        any tenant may submit and all are equal; with settings, only the named tenants may submit.
+        `Tenant` objects; or a mapping of names to `Tenant` objects, weights, or dictionaries of `Tenant`'s fields.
+        Without settings, any tenant may submit, and all tenants are equal; with settings, only the named tenants may
+        submit.
 
     Raises
     ------
@@ -210,16 +212,16 @@ class Tenants(dict[str, Account]):
         for name in idle[: (len(idle) + 1) // 2]:
             del self[name]
 
-    def add_waiting(self, account: Account, count: int = 1) -> None:
-        """Count waiting tasks of a tenant. A tenant does not catch up on time in which it was idle.
+    def add_waiting(self, account: Account) -> None:
+        """Count a waiting task of a tenant. A tenant that was idle gets no compensation for that time.
 
-        If all tenants are idle, their clocks become equal: use of an idle device is free.
+        If all tenants are idle, their clocks become equal, so that use of an otherwise idle device is free.
         """
         if not (account.waiting or account.running):
             busy = [a.clock for a in self.values() if a.waiting or a.running]
             clocks = busy or [max(a.clock for a in self.values())]
             account.clock = max(account.clock, min(clocks))
-        account.waiting += count
+        account.waiting += 1
 
     def charge(self, running: Sequence[Job], now: float) -> None:
         """Charge the tenants of running jobs for the time since the last call.
@@ -237,13 +239,10 @@ class Tenants(dict[str, Account]):
                     account.credit = min(account.bound, account.credit + account.rate * seconds)
         users = with_room(running, self._capacity) if len(running) > 1 and len(self) > 1 else running
         for job in users:
-            self._use(self[job.task.tenant], self._capacity.processors / len(users) * seconds)
-
-    @staticmethod
-    def _use(account: Account, used: float) -> None:
-        account.used += used
-        account.credit -= used
-        account.clock += used / account.weight
+            account, used = self[job.task.tenant], self._capacity.processors / len(users) * seconds
+            account.used += used
+            account.credit -= used
+            account.clock += used / account.weight
 
     def barred(self, spare: bool = False) -> frozenset[str]:
         """Return the tenants over their quota. Their tasks may not be launched now.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterator
-from itertools import islice
 from typing import Any
 
 from .task import Job
@@ -47,25 +46,13 @@ class Waiting:
         self._key = key
         self.allowed = allowed
         self.unrestricted = False
-        self._arrival_order: _Bucket | None = None
         self._buckets: dict[Hashable, _Bucket] = {}
         self._entries: dict[Job, Entry] = {}
-
-    @property
-    def _order(self) -> _Bucket:
-        """All jobs in order of arrival. Many policies never read it, so the first use creates it."""
-        if self._arrival_order is None:
-            self._arrival_order = _Bucket()
-            self._arrival_order.entries = sorted((job.arrival, job.number, job, None) for job in self._entries)
-        return self._arrival_order
 
     def __iter__(self) -> Iterator[Job]:
         """Jobs that may be launched, in order of arrival."""
         allowed = self.allowed
-        return (entry[2] for entry in self._order if self.unrestricted or allowed(entry[2]))
-
-    def __bool__(self) -> bool:
-        return self.first() is not None
+        return (job for job in self.everything if self.unrestricted or allowed(job))
 
     def __len__(self) -> int:
         """Return the number of jobs that may be launched."""
@@ -74,13 +61,10 @@ class Waiting:
     def __contains__(self, job: object) -> bool:
         return job in self._entries
 
-    def __getitem__(self, index: int) -> Job:
-        return list(self)[index]
-
     @property
     def everything(self) -> list[Job]:
         """All waiting jobs in order of arrival, whether they may be launched or not."""
-        return [entry[2] for entry in self._order]
+        return sorted(self._entries, key=lambda job: (job.arrival, job.number))
 
     @property
     def count(self) -> int:
@@ -88,11 +72,8 @@ class Waiting:
         return len(self._entries)
 
     def first(self) -> Job | None:
-        """Return the oldest job that may be launched."""
-        if self.unrestricted:
-            order = self._order
-            return order.entries[order.start][2] if self._entries else None
-        return self._order.first(self.allowed)
+        """Return the oldest job that may be launched. It sorts all jobs: a policy should read `heads`."""
+        return next(iter(self), None)
 
     def all_of(self, record: Any) -> list[Job]:
         """Return the jobs whose task has the kernel record `record`, in order of submission."""
@@ -138,8 +119,6 @@ class Waiting:
             bucket = self._buckets[bucket_key] = _Bucket()
         self._entries[job] = entry = (key, job.number, job, bucket_key)
         bucket.add(entry)
-        if self._arrival_order is not None:
-            self._arrival_order.add((job.arrival, job.number, job, None))
 
     def remove(self, job: Job) -> None:
         """Remove a job."""
@@ -149,8 +128,6 @@ class Waiting:
         bucket.remove(entry)
         if bucket.start == len(bucket.entries):
             del self._buckets[bucket_key]
-        if self._arrival_order is not None:
-            self._arrival_order.remove((job.arrival, job.number, job, None))
 
     def launched(self, job: Job) -> None:
         """Remove a launched job, and increment the overtaken count of buckets with older jobs."""
@@ -173,9 +150,6 @@ class _Bucket:
         self.entries: list[Entry] = []
         self.start = 0
         self.passed = 0
-
-    def __iter__(self) -> Iterator[Entry]:
-        return islice(self.entries, self.start, None)
 
     def first(self, allowed: Callable[[Job], bool]) -> Job | None:
         entries = self.entries

@@ -2,13 +2,13 @@
 
 In the order in which a launch meets them::
 
-block_executor.py   BlockExecutor, BlockRun, Phase: the base of both executors
-cpu_executor.py     CpuExecutor: threads of this machine as workers, slot by slot
+engine.py           Engine, Run, Phase: the protocol of tasks on a device, which both executors share
+cpu_executor.py     CpuExecutor: threads of this machine as workers
 cuda_executor.py    CudaExecutor: workers on a GPU: how many there are, when they stop; ends
 cuda_run.py         CudaRun: one task on the GPU, its form and its control record
 gpu.py              Gpu: one GPU with its queues, events and control words
 launch_queues.py    LaunchQueue, LaunchQueues: streams whose kernels a native thread launches; it records their ends
-cuda_launch.py      Ahead, Pace, Order: preparation, latency and order of launches
+cuda_launch.py      Ahead, Records, Order: preparation, control records and order of launches
 """
 
 from __future__ import annotations

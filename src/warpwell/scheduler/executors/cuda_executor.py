@@ -1,26 +1,15 @@
-"""CudaExecutor: kernels that share a GPU, as workers that claim blocks, or unmodified.
+"""CudaExecutor: kernels that share a GPU, as workers that claim blocks, or unmodified. See `engine`.
 
-The life of a task, from its first launch to its end. The scheduler's thread runs all steps except the slow ones: a
-second thread prepares the arguments, compiles, and copies arrays back. ::
+The scheduler's thread runs all steps except the slow ones.
 
-            launch             compiled              no block left, no worker left
-    (none) ───────► PREPARING ─────────► RUNNING ─────────────────────────────────► ENDING ──► Ended
-                        │                 │   ▲                                       ▲
-                        │ preempted       │   │ launch                                │ the same, while it stopped
-                        │ meanwhile       ▼   │                                       │
-                        └────────────► STOPPING ──────────────────────────────────────┘
-                                          │ all workers have left
-                                          └──► Stopped
-
-- A launch is pushed to a queue (`launch_queues.py`), whose native thread launches it and records its end. A queue may
+- A launch is pushed to a queue (`launch_queues.py`). Its native thread launches it and records its end. A queue may
   hold several tasks: the GPU begins the next one without the host.
-- Workers are launched as blocks of the hardware. They claim blocks of the task from a cursor in device memory, which is
-  the whole state of the task. Before each claim, a worker compares its number with `STOP` and leaves if it is smaller.
-  A preemption sets `STOP` to the number of the next worker. Workers of later launches have larger numbers.
-- Shrinking raises `STOP` by the number of workers that must leave: the oldest. Growing launches the missing workers in
-  another queue, in which the GPU waits until all leaving workers have left: a quota is never exceeded.
+- Workers are launched as blocks of the hardware. Growing launches the missing workers in another queue, in which the
+  GPU waits until all leaving workers have left.
 - A re-issue is a preemption and new workers in the same queue, which start when the old ones leave: they are younger
   than all launches in between.
+- `STOP` may reach workers before they have started. If this happened to all workers of a run again and again, the
+  run would never end. So its growth is postponed, and it is not re-issued, until it has claimed a block.
 - Tasks that are queued after workers must start after the youngest of them. So before more workers are launched, these
   tasks are withdrawn, and launched again.
 """
@@ -30,22 +19,22 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from ... import errors
-from ..._check import checked_nbytes
-from ..._os import Threads
-from ...targets.blocks import BEGUN, CURSOR, LEFT, NEVER, STOP, BlockLaunch
+from ...targets.blocks import BEGUN, CURSOR, LEFT, NEVER, STOP
 from ..batch import Batch
 from ..executor import Capacity, Ended, Machine, Stopped
 from ..predict.peaks import machine_for
 from ..task import Job, Placement
-from .block_executor import BlockExecutor, Phase
-from .cuda_launch import Ahead, Order, Pace, Records
+from .cuda_launch import Ahead, Order, Records
 from .cuda_run import CudaRun, PreparedForms, lost_with
+from .engine import Engine, Phase
 from .gpu import Gpu
 from .launch_queues import NOTHING, SLOTS, LaunchQueue
+
+INITIAL_LAUNCH_SECONDS = 300e-6
+"""Assumed time of a launch until one has been measured."""
 
 CHUNK_BELOW_SECONDS = 20e-6
 """Shorter blocks are claimed several at a time, so that a claim costs little (FLEP's L)."""
@@ -67,6 +56,9 @@ MIN_IDLE_RATIO = 2.0
 """The same minimum, as a multiple of the scheduler's time since the last return. If Python is slow, other threads need
 the interpreter, too."""
 
+POSTPONED_SECONDS = 1e-3
+"""Interval at which `wait` retries the growth of runs that was postponed."""
+
 MIN_FREE_ROWS = 64
 """Minimum number of free rows of a queue in which workers are re-issued."""
 
@@ -74,15 +66,13 @@ MAX_STREAM_PRIORITY = 8
 """Highest priority of a stream."""
 
 
-class CudaExecutor(BlockExecutor[CudaRun]):
+class CudaExecutor(Engine[CudaRun]):
     """Runs kernels on one GPU.
 
     Parameters
     ----------
     ordinal : int
         Number of the GPU.
-    memory : int, optional
-        Bytes that all tasks together may hold; by default the free memory.
     gpu : Gpu, optional
         The GPU to use; the executor closes it. By default a new one is opened.
 
@@ -92,35 +82,31 @@ class CudaExecutor(BlockExecutor[CudaRun]):
     """
 
     linger = LINGER_SECONDS
+    stop_seconds = STOP_FLAG_SECONDS
 
-    def __init__(self, ordinal: int = 0, *, memory: int | str | None = None, gpu: Any = None) -> None:
+    def __init__(self, ordinal: int = 0, *, gpu: Any = None) -> None:
         self._gpu = gpu = Gpu(ordinal) if gpu is None else gpu
-        super().__init__(
-            Capacity(
-                processors=gpu.processors,
-                registers=gpu.registers,
-                shared=gpu.shared,
-                threads=gpu.threads,
-                blocks=32,
-                memory=gpu.memory_info()[0] if memory is None else checked_nbytes(memory, "memory", minimum=0),
-                clock=gpu.clock,
-                modes=("drain",),
-            )
+        capacity = Capacity(
+            processors=gpu.processors,
+            registers=gpu.registers,
+            shared=gpu.shared,
+            threads=gpu.threads,
+            blocks=32,
+            memory=gpu.memory_info()[0],
+            clock=gpu.clock,
+            modes=("drain",),
         )
+        super().__init__(capacity, gpu.device, INITIAL_LAUNCH_SECONDS)
         self._records = Records(gpu)
-        self._helpers = Threads("warpwell-gpu")
-        self._finished: list[tuple[CudaRun, BaseException | None]] = []
-        self._prepared: list[tuple[CudaRun, BaseException | None]] = []
-        self._lock = threading.Lock()
         self._queues = gpu.launch_queues
         self._busy: list[Any] = []
+        self._postponed: set[CudaRun] = set()
         self._seen_news = 0
         self._timers: list[tuple[int, int]] = []
         self._reported_time = self._returned = 0.0
         self._lost: BaseException | None = None
         self._thread = -1
         self._ahead = Ahead(gpu, self._begin)
-        self._pace = Pace()
         self._order = Order(gpu)
 
     def keeps(self, array: Any) -> bool:
@@ -134,34 +120,10 @@ class CudaExecutor(BlockExecutor[CudaRun]):
 
     # -- calls of the scheduler ----------------------------------------------------------------------------------
 
-    def launch(self, job: Job, placement: Placement) -> None:
-        """See `Executor`. A kernel is compiled before its first block runs, in another thread."""
-        self._enter()
-        start = self._time()
-        self._check_quota(placement.workers)
-        run = self._runs.get(job)
-        if run is None:
-            run = self._runs[job] = self._ahead.take(job, placement)
-            if run.blocks is not None:
-                self._ready(run, None)
-            elif self._at_hand(job):
-                # Nothing is copied or compiled: waking another thread would take longer.
-                self._ready(run, self._begin(run))
-            else:
-                self._helpers.run(lambda: self._prepare(run))
-                return
-        elif self._may_launch_again(run):
-            run.placement = placement
-            run.leave = False
-            self._start(run)
-        else:
-            raise self._runs_already(job)
-        self._pace.launched(start, self._time())
-
-    def launch_behind(self, job: Job, placement: Placement, other: Job) -> bool:
+    def launch_behind(self, job: Job, placement: Placement, predecessor: Job) -> bool:
         """See `Executor`. Returns False if the launch needs copies or compilation."""
         self._check_quota(placement.workers)
-        before, run = self._runs.get(other), self._runs.get(job)
+        before, run = self._runs.get(predecessor), self._runs.get(job)
         queue = None if before is None else before.queue
         if before is None or queue is None or not queue.room:
             return False
@@ -169,7 +131,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             return False  # a batch pushes more launches to its queue later
         if run is None:
             run = self._ahead.take(job, placement)
-            if run.blocks is None and not (self._at_hand(job) and self._begin(run) is None):
+            if run.blocks is None and not (self._at_hand(job, placement) and self._begin(run) is None):
                 return False  # its launch reports the failure
         else:
             run.placement, run.leave = placement, False
@@ -182,7 +144,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         row = self._workers_row(run) if workers else run.row
         if row is None:
             if job not in self._runs:
-                self._give_record(run)
+                self._release(run)
                 self._ahead.keep(run)
             return False
         self._runs[job] = run
@@ -201,50 +163,6 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         """See `Executor`. `wait` prepares the launch when it is idle, if nothing is copied or compiled."""
         self._ahead.note(job)
 
-    def preempt(self, job: Job, mode: str = "drain") -> None:
-        """See `Executor`. Every mode is a drain."""
-        self._check_mode(mode)
-        run = self._running(job)
-        run.leave = True
-        if run.phase is not Phase.RUNNING:
-            return
-        if run.is_batch:
-            self._withdraw_batch(run)
-            if not run.rows:
-                self._left(run, self._time())
-            return
-        if run.behind and self._withdraw(run) and not run.rows:
-            run.queue = None
-            time = self._time()
-            if 0 < run.count < run.top - run.exited and self.claimed(job) > run.done:  # by workers of an earlier launch
-                run.phase = Phase.STOPPING
-                self._left(run, time)
-            else:
-                run.phase, run.exited = Phase.STOPPED, run.top
-                then = run.leaves_order()
-                self._events.append(Stopped(job, time, run.done))
-                self._report_ended(then, time)
-            return
-        if run.count:
-            run.phase = Phase.STOPPING
-            self._leave(run, run.top)
-
-    def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
-        """See `Executor`. It has no effect on an unmodified launch."""
-        self._check_quota(workers)
-        run = self._running(job)
-        run.placement = replace(run.placement, workers=workers)
-        if run.phase is Phase.RUNNING and run.count:
-            quota, now = run.max_workers(), run.top - run.floor
-            if self._is_followed(run):
-                younger = False  # an unmodified kernel that is queued on the GPU would start before the new workers
-            if younger or (quota > now and run.is_queued):
-                self._reissue(run)
-            elif quota < now:
-                self._leave(run, run.top - quota)
-            else:
-                self._grow(run)
-
     def progress(self, job: Job) -> int:
         """See `Executor`. An unmodified launch has completed no blocks until all have completed."""
         run = self._runs.get(job)
@@ -257,23 +175,16 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         run = self._runs.get(job)
         if run is None or not run.runs or not (run.short or run.count):
             return self.progress(job)
-        assert run.blocks is not None
         cursor = [run.blocks.blocks] if not run.count else self._gpu.read_words(run.control + 8 * CURSOR, 1)
-        return min(int(cursor[0]), run.blocks.blocks)
-
-    def cost(self, victim: Job, stays: Sequence[Job]) -> float:
-        """See `Executor`: a block, the stop flag, and the average latency of the next decision and launch."""
-        run = self._runs.get(victim)
-        block_seconds = 0.0 if run is None or run.blocks is None else run.block_seconds * run.chunk
-        return block_seconds + STOP_FLAG_SECONDS + self._pace.seconds
+        return min(int(cursor[0]), int(run.blocks.blocks))
 
     def discard(self, job: Job) -> None:
         """See `Executor`."""
         run = self._runs.pop(job, None)
         self._ahead.drop(job)
         if run is not None:
-            self._give_record(run)
-            self._helpers.run(lambda: self._end(run))
+            self._release(run)
+            self._in_background(run, self._end, lambda run, error: None)
 
     def poll(self) -> list[Ended | Stopped]:
         """See `Executor`. Events from before the loss of the GPU are returned first."""
@@ -283,26 +194,21 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         return self._take_events()
 
     def _advance(self) -> None:
-        """Advance every run and record its events."""
-        if not (self._prepared or self._finished) and self._queues.news == self._seen_news:
+        if not self._posts and not self._postponed and self._queues.news == self._seen_news:
             return
-        with self._lock:
-            prepared, self._prepared = self._prepared, []
-        fault: BaseException | None = None
         try:
-            for run, error in prepared:
-                self._ready(run, error)
             fault = self._poll_queues()
+            if fault is None:
+                super()._advance()
+                self._grow_postponed()
         except errors.DeviceNotFoundError as error:
             fault = error
-        with self._lock:
-            finished, self._finished = self._finished, []
-        for run, failure in finished:
-            if self._runs.get(run.job) is run and (fault is None or failure is None):
-                self._give_record(run)
-                run.done = run.blocks.blocks if run.blocks and failure is None else run.done
-                self._events.append(Ended(run.job, self._pace.freed(self._time()), failure, run.seconds))
         if fault is not None:
+            # Tasks that have ended stay ended. Other outcomes may be results of the loss.
+            posts = [post for post in self._posts if post[0].phase is Phase.ENDING and post[1] is None]
+            self._posts.clear()
+            for run, _, then in posts:
+                then(run, None)
             self._lose(fault)
 
     def _poll_queues(self) -> BaseException | None:
@@ -356,7 +262,6 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             return  # it is reported after that run
         then = run.leaves_order()
         blocks = run.blocks
-        assert blocks is not None
         run.launch_rows = []
         pair, run.pair = run.pair, None
         if pair is not None:
@@ -368,15 +273,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         if run.error is None and run.count and run.floor == run.top:  # all workers had to leave
             run.exited = run.top
             run.done = min(int(self._gpu.read_words(run.control + 8 * CURSOR, 1)[0]), blocks.blocks)
-        if run.done < blocks.blocks and run.error is None:
-            run.seconds = None
-            if run.phase is Phase.STOPPING:
-                run.phase = Phase.STOPPED
-                self._events.append(Stopped(run.job, self._pace.freed(time), run.done))
-            else:  # the launch of the new workers failed
-                self._start(run)
-        else:
-            self._finish(run, time)
+        super()._left(run, time)
         self._report_ended(then, time)
 
     def _report_ended(self, runs: Sequence[CudaRun], time: float) -> None:
@@ -395,17 +292,8 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             now = self._time()
             idle = min(MIN_IDLE_RATIO * (now - self._returned), left / 10)
             soonest = max(self._returned + COALESCE_SECONDS, now + idle)
-            queues.watch(self._seen_news, 0.0, 0.0, self._began + min(soonest, until or math.inf))
-        while not queues.woken:
-            self._advance()
-            now = self._time()
-            if self._events or (until is not None and now >= until) or (until is None and not self._runs):
-                break
-            if self._ahead.step(self._runs) or self._records.step():
-                continue
-            latest = now + 1.0 if until is None else until
-            queues.watch(self._seen_news, self._began + latest, SPIN_SECONDS)
-        queues.clear_wake()
+            queues.watch(self._seen_news, 0.0, 0.0, self._began + min(soonest, math.inf if until is None else until))
+        super().wait(until)
         self._returned = self._time()
 
     def wake(self) -> None:
@@ -442,76 +330,107 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         """See `Executor`."""
         return machine_for(self._gpu.name, self._gpu.bandwidth)
 
-    def resources(self, job: Job) -> dict[str, int]:
-        """Return registers, shared and local bytes, threads and resident blocks of a launched job's form."""
-        return dict(self._runs[job].resources)
-
     # -- phases --------------------------------------------------------------------------------------------------
 
     def _enter(self) -> None:
-        self._require_open()
+        super()._enter()
         if self._lost is not None:
             raise errors.TaskLostError("the GPU is lost: restart the process that owns it") from self._lost
         if self._thread != threading.get_ident():
             self._gpu.enter()
             self._thread = threading.get_ident()
 
-    def _prepare(self, run: CudaRun) -> None:
-        """Begin the arguments and compile, in a helper thread."""
-        self._gpu.enter()
-        error = self._begin(run)
-        with self._lock:
-            self._prepared.append((run, error))
-        self._queues.nudge()
+    def _new_run(self, job: Job, placement: Placement) -> CudaRun:
+        return self._ahead.take(job, placement)
 
-    def _at_hand(self, job: Job) -> bool:
-        """Return True if `_begin` copies nothing and compiles nothing."""
+    def _enter_helper(self) -> None:
+        self._gpu.enter()
+
+    def _at_hand(self, job: Job, placement: Placement) -> bool:
         task = job.task
         if isinstance(task.launch, Batch) or (task.prepared is not None and task.prepared.forms is not None):
             return True
         return bool(self._gpu.at_hand(task.launch, task.arguments))
 
-    def _begin(self, run: CudaRun) -> BaseException | None:
-        """Begin the arguments and compile; return the error, if any."""
-        try:
-            task = run.job.task
-            prepared = None if task.prepared is None else task.prepared.forms
-            blocks, task.cut = task.cut, None
-            if prepared is not None:
-                self._gpu.wait_default()  # `begin` of arguments does the same
-                run.blocks, run.forms = prepared, prepared.forms
-            else:
-                if blocks is None or blocks.device != self._gpu.device:
-                    blocks = task.launch.cut(task.arguments, self._gpu.device)
-                blocks.begin()
-                run.blocks = blocks
-                run.forms = blocks.forms_of(self._gpu) if run.is_batch else self._gpu.forms(blocks)
-            run.resources = run.forms.resources(run.form)
-        except BaseException as failure:  # it fails the task
-            return failure
-        return None
-
-    def _ready(self, run: CudaRun, error: BaseException | None) -> None:
-        if self._runs.get(run.job) is not run:
-            return
-        if error is not None:
-            run.error = error
-            self._finish(run, self._time())
-            return
-        assert run.blocks is not None
-        if run.leave and run.form != "plain":
-            run.phase = Phase.STOPPED
-            self._events.append(Stopped(run.job, self._time(), 0))
+    def _load(self, run: CudaRun) -> None:
+        task = run.job.task
+        if task.prepared is not None and task.prepared.forms is not None:
+            task.cut = None
+            self._gpu.wait_default()  # `begin` of arguments does the same
+            run.blocks, run.forms = task.prepared.forms, task.prepared.forms.forms
         else:
-            self._start(run)
+            blocks = self._cut(task)
+            blocks.begin()
+            run.blocks = blocks
+            run.forms = blocks.forms_of(self._gpu) if run.is_batch else self._gpu.forms(blocks)
+        run.resources = run.forms.resources(run.form)
+
+    def _stop(self, run: CudaRun) -> None:
+        if run.is_batch:
+            self._withdraw_batch(run)
+            if not run.rows:
+                self._left(run, self._time())
+        elif run.behind and self._withdraw(run) and not run.rows:
+            run.queue = None
+            time = self._time()
+            if 0 < run.count < run.top - run.exited and self.claimed(run.job) > run.done:  # by an earlier launch
+                run.phase = Phase.STOPPING
+                self._left(run, time)
+            else:
+                run.phase, run.exited = Phase.STOPPED, run.top
+                then = run.leaves_order()
+                self._events.append(Stopped(run.job, time, run.done))
+                self._report_ended(then, time)
+        else:
+            super()._stop(run)
+
+    def _change_quota(self, run: CudaRun, younger: bool) -> None:
+        grows = run.max_workers() > run.top - run.floor
+        if self._is_followed(run):
+            younger = False  # an unmodified kernel that is queued on the GPU would start before the new workers
+        if (younger or grows) and not self._may_launch_more(run):
+            if grows:
+                return
+            younger = False  # its youngest workers have not started
+        if younger or (grows and run.is_queued):
+            self._reissue(run)
+        else:
+            super()._change_quota(run, younger)
+
+    def _may_launch_more(self, run: CudaRun) -> bool:
+        """Return True if a run may launch more workers; if not, postpone its growth unless all blocks are claimed.
+
+        It may if some of its workers at the previous check stay, or if it has claimed blocks since that check.
+        """
+        if run.floor <= run.settled:
+            return True
+        claimed = self.claimed(run.job)
+        if claimed == run.blocks.blocks:
+            return False
+        if claimed == run.claims:
+            self._postponed.add(run)
+            return False
+        run.claims, run.settled = claimed, run.top
+        return True
+
+    def _grow_postponed(self) -> None:
+        """Retry the growth of runs, except of queued runs, which have to wait for their predecessors."""
+        runs, self._postponed = self._postponed, set()
+        for run in runs:
+            if run.phase is Phase.RUNNING and run.rows and run.has_workers:
+                if run.is_queued:
+                    self._postponed.add(run)
+                else:
+                    self._change_quota(run, False)
 
     def _start(self, run: CudaRun) -> None:
         """Launch a task from its first block that has not been claimed."""
-        assert run.blocks is not None
         run.phase = Phase.RUNNING
         run.behind = run.several = False
-        queue, own = self._queue_for(run.placement.priority)
-        if own:
+        queue = self._take_queue(run)
+        if queue is None:
+            queue = max(self._busy, key=lambda queue: queue.room)
+        else:
             self._order.keep(run, queue.stream, self._time())
         if run.is_batch:
             run.next_launch = run.done
@@ -533,13 +452,12 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         run.pair = pair
         self._order.began(run, self._time())
 
-    def _queue_for(self, priority: float) -> tuple[LaunchQueue, bool]:
-        """Return a queue, and whether it is empty. If no queue is free, it is the busy one with the most free rows."""
-        queue = self._queues.take(max(0, min(priority, MAX_STREAM_PRIORITY)))
-        if queue is None:
-            return max(self._busy, key=lambda queue: queue.room), False
-        self._busy.append(queue)
-        return queue, True
+    def _take_queue(self, run: CudaRun) -> LaunchQueue | None:
+        """Return an empty queue of the run's priority; None if no queue is free."""
+        queue: LaunchQueue | None = self._queues.take(max(0, min(run.placement.priority, MAX_STREAM_PRIORITY)))
+        if queue is not None:
+            self._busy.append(queue)
+        return queue
 
     def _push(
         self, run: CudaRun, queue: LaunchQueue, row: Any, workers: bool, timer: tuple[int, int] | None = None
@@ -558,8 +476,9 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         run.rows += 1
         run.launch_rows.append(row)
         run.top += run.count
+        if run.rows == 1:
+            run.settled = run.top
         if task.prepared is not None and task.prepared.forms is None and getattr(run.forms, "lasting", False):
-            assert isinstance(run.blocks, BlockLaunch)
             task.prepared.forms = PreparedForms(run.forms, run.blocks)
 
     def _fill_batch(self, run: CudaRun, queue: LaunchQueue) -> None:
@@ -589,14 +508,16 @@ class CudaExecutor(BlockExecutor[CudaRun]):
 
     def _timer(self) -> tuple[int, int]:
         """Return two events with times."""
-        return self._timers.pop() if self._timers else (self._gpu.new_event(True), self._gpu.new_event(True))
+        if self._timers:
+            return self._timers.pop()
+        first, last = self._gpu.new_events(2, timing=True)
+        return first, last
 
     def _workers_row(self, run: CudaRun, count: int | None = None) -> Any:
         """Return the row that launches `count` workers, by default the quota, and set `next_workers`.
 
         None if the kernel's arguments do not fit into 64-bit fields.
         """
-        assert run.blocks is not None
         if not run.control:
             run.control = self._records.take(run.blocks.blocks)
         seconds = run.block_seconds
@@ -607,7 +528,6 @@ class CudaExecutor(BlockExecutor[CudaRun]):
 
     def _grow(self, run: CudaRun) -> None:
         """Launch the missing workers of a larger quota."""
-        assert run.blocks is not None
         now = run.top - run.floor
         missing = min(run.max_workers(), run.blocks.blocks) - now
         if missing > 0:
@@ -630,13 +550,11 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         """Return an empty queue for more workers of a run; None if no queue is free or launches are held back.
 
         Streams may share a hardware queue, in which a wait delays all later launches. So a stream may wait only for
-        earlier launches.
+        earlier launches. Without a queue, the growth of the run is postponed.
         """
-        queue = (
-            self._queues.take(max(0, min(run.placement.priority, MAX_STREAM_PRIORITY))) if run.is_launched() else None
-        )
-        if queue is not None:
-            self._busy.append(queue)
+        queue = self._take_queue(run) if run.is_launched() else None
+        if queue is None:
+            self._postponed.add(run)
         return queue
 
     def _launch_more(self, run: CudaRun, row: Any, queue: LaunchQueue, floor: int) -> None:
@@ -697,47 +615,34 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             run.floor = run.top
         return True
 
-    def _leave(self, run: CudaRun, floor: int) -> None:
-        """Make workers below a number leave at the end of their blocks."""
-        run.floor = max(run.floor, floor)
+    def _set_stop(self, run: CudaRun) -> None:
         self._gpu.set_word(run.control + 8 * STOP, run.floor)
 
-    def _finish(self, run: CudaRun, time: float) -> None:
-        """End a task whose last launch has ended at `time`."""
-        run.phase = Phase.ENDING
-        if run.blocks is None or run.blocks.ends_at_once:
-            error = self._end(run)
-            self._give_record(run)
-            self._events.append(Ended(run.job, self._pace.freed(time), error, run.seconds))
-        else:
-            self._helpers.run(lambda: self._copy_back(run))
-
-    def _copy_back(self, run: CudaRun) -> None:
-        """Copy arrays back and end the arguments, in a helper thread."""
-        self._gpu.enter()
-        error = self._end(run)
-        with self._lock:
-            self._finished.append((run, error))
-        self._queues.nudge()
-
-    @staticmethod
-    def _end(run: CudaRun) -> BaseException | None:
-        """End the arguments; return the task's failure."""
-        error = run.error
-        try:
-            if run.blocks is not None:
-                run.blocks.end()
-        except BaseException as failure:  # an error latched by device code fails the task
-            error = error or failure
-        return error
-
-    def _give_record(self, run: CudaRun) -> None:
+    def _release(self, run: CudaRun) -> None:
         if run.control:
             if run.pending_waits:
                 run.gave = run.control  # a stream may still read it
             else:
                 self._records.put(run.control)
             run.control = 0
+
+    @property
+    def _woken(self) -> bool:
+        return bool(self._queues.woken)
+
+    def _clear_wake(self) -> None:
+        self._queues.clear_wake()
+
+    def _watch(self, until: float) -> None:
+        if any(not run.is_queued for run in self._postponed):
+            until = min(until, self._time() + POSTPONED_SECONDS)
+        self._queues.watch(self._seen_news, self._began + until, SPIN_SECONDS)
+
+    def _notify(self) -> None:
+        self._queues.nudge()
+
+    def _prepare_ahead(self) -> bool:
+        return self._ahead.step(self._runs) or self._records.step()
 
     def _lose(self, error: BaseException) -> None:
         """Give up every run: after a fault this process cannot run kernels."""

@@ -1,4 +1,4 @@
-"""Launches on a GPU: preparation (`Ahead`), control records (`Records`), latency (`Pace`), and their `Order`."""
+"""Launches on a GPU: preparation (`Ahead`), control records (`Records`), and their `Order`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,6 @@ from ... import errors
 from ...targets.blocks import BEGUN, CONTROL_WORDS, MIRROR, PINNED_BYTES, fresh, mirror_word
 from ..task import Job, Placement
 from .cuda_run import CudaRun
-
-LATENCY_WEIGHT = 0.2
-"""Weight of a new measurement in the average latency."""
-
-INITIAL_LAUNCH_SECONDS = 300e-6
-"""Assumed time of a launch until one has been measured."""
 
 MAX_PREPARED = 64
 """Maximum number of tasks that are prepared before they are launched."""
@@ -72,11 +66,9 @@ class Ahead:
         if len(self._made) < MAX_PREPARED:
             self._made[run.job] = run
 
-    def drop(self, *jobs: Job) -> None:
-        """Forget jobs that were cancelled before their launch."""
-        if self._made:
-            for job in jobs:
-                self._made.pop(job, None)
+    def drop(self, job: Job) -> None:
+        """Forget a job that was cancelled before its launch."""
+        self._made.pop(job, None)
 
     def take(self, job: Job, placement: Placement) -> CudaRun:
         """Return the run of a job, prepared or not."""
@@ -170,45 +162,6 @@ class Records:
     def put(self, record: int) -> None:
         """Return the record of a task that has ended."""
         self._used.append(record)
-
-
-class Pace:
-    """Average latency from the end of a task to the next launch, and of the launch itself.
-
-    Parameters
-    ----------
-    launching : float
-        Assumed seconds of a launch until one has been measured.
-
-    Attributes
-    ----------
-    launching : float
-        Seconds of a launch.
-    seconds : float
-        Sum of both latencies.
-    """
-
-    def __init__(self, launching: float = INITIAL_LAUNCH_SECONDS) -> None:
-        self.launching = launching
-        self._handing = 0.0
-        self._free: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        """See the class."""
-        return self.launching + self._handing
-
-    def freed(self, now: float) -> float:
-        """Record that a task has left or ended; return `now`."""
-        self._free = now
-        return now
-
-    def launched(self, start: float, now: float) -> None:
-        """Record a launch that was requested at `start` and is complete."""
-        self.launching += LATENCY_WEIGHT * (now - start - self.launching)
-        if self._free is not None:
-            self._handing += LATENCY_WEIGHT * (start - self._free - self._handing)
-            self._free = None
 
 
 class Order:

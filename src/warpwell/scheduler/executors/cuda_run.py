@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ... import errors
 from ...targets.blocks import BlockLaunch
-from ..batch import Batch
 from ..executor import Ended, Stopped
-from ..task import Job, Placement
-from .block_executor import BlockRun, Phase
+from .engine import Phase, Run
 
 UNMODIFIED_BELOW_SECONDS = 100e-6
 """A shorter kernel runs unmodified, because it ends before the stop flag and another launch would take effect."""
@@ -20,11 +17,9 @@ _EMPTY: list[Any] = []
 """Shared default of list fields; never modified."""
 
 
-class CudaRun(BlockRun):
+class CudaRun(Run):
     """A task on the GPU."""
 
-    # Most fields of a short task are never set: their defaults are attributes of the class.
-    blocks: BlockLaunch | PreparedForms | None = None
     forms: Any = None
     control = 0
     """Address of its control record, 0 before it has one."""
@@ -56,21 +51,15 @@ class CudaRun(BlockRun):
     """Number of workers of the last launch; 0 if it runs unmodified."""
     next_workers = 0
     """Number of workers of the next launch."""
-    top = 0
-    """Number of the next worker, which equals the number of workers pushed so far."""
     never = 0
     """Number of pushed workers that were withdrawn before they started."""
-    floor = 0
-    """`STOP` as it was last set: workers with a smaller number must leave."""
     exited = 0
     """Number of workers that are known to have left."""
+    claims = 0
+    """Number of claimed blocks when it was last checked whether it makes progress."""
+    settled = 0
+    """Number of workers at that check or at its start. Until all of them must leave, more may be launched."""
     chunk = 1
-    done = 0
-    resources: Mapping[str, int] = MappingProxyType({})
-
-    def __init__(self, job: Job, placement: Placement) -> None:
-        self.job = job
-        self.placement = placement
 
     @property
     def runs(self) -> bool:
@@ -78,19 +67,23 @@ class CudaRun(BlockRun):
         return self.phase in (Phase.RUNNING, Phase.STOPPING)
 
     @property
-    def is_batch(self) -> bool:
-        """Whether its blocks are launches."""
-        return isinstance(self.job.task.launch, Batch)
-
-    @property
     def form(self) -> str:
         """How it runs: "plain", "workers" or "batch"."""
-        assert self.blocks is not None
         if self.is_batch:
             return "batch"
         if self.done and self.blocks.preemptible:
             return "workers"  # unmodified, it would run completed blocks again
         return "plain" if self.placement.plain or self.short or not self.blocks.preemptible else "workers"
+
+    @property
+    def is_unmodified(self) -> bool:
+        """Whether it is prepared to run unmodified."""
+        return self.form == "plain"
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether its last launch was of workers."""
+        return bool(self.count)
 
     @property
     def short(self) -> bool:
@@ -114,7 +107,7 @@ class CudaRun(BlockRun):
     def timed(self) -> bool:
         """Whether its analyzer needs the kernel's time."""
         record = self.job.task.known
-        return record is not None and record.wants and not self.done
+        return record is not None and record.should_measure and not self.done
 
     @property
     def is_queued(self) -> bool:
@@ -139,18 +132,16 @@ class CudaRun(BlockRun):
         self.after = None
         return then
 
-    def max_workers(self) -> int:
-        """Return its quota of workers, at most as many as can be resident."""
-        resident = self.resources["resident"]
-        quota = resident if self.placement.workers is None else min(self.placement.workers, resident)
-        return max(1, quota)
-
     @property
     def block_seconds(self) -> float:
         """The expected time of a block, or 0 if unknown."""
-        assert self.blocks is not None
         resident = min(self.resources.get("resident", 1), self.blocks.blocks)
-        return (self.job.task.profile.seconds or 0.0) * resident / self.blocks.blocks
+        return float((self.job.task.profile.seconds or 0.0) * resident / self.blocks.blocks)
+
+    @property
+    def drain_seconds(self) -> float:
+        """The expected time of the blocks that a worker has claimed together."""
+        return self.block_seconds * self.chunk
 
 
 class PreparedForms:

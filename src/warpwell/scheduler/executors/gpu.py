@@ -49,9 +49,9 @@ class Gpu(GpuDevice):
         self.shared = int(properties.max_shared_memory_per_multiprocessor)
         self.threads = int(properties.max_threads_per_multiprocessor)
         self.clock = 1e3 * float(properties.clock_rate)
-        # of double data rate; 0 where the driver does not say
+        # The memory has double data rate. The driver may report 0.
         self.bandwidth = 2e3 * properties.memory_clock_rate * properties.global_memory_bus_width / 8
-        # called by themselves: the bindings make objects for each call, which takes as long as the call
+        # Direct calls: the bindings create objects for each call, which takes as long as the call.
         library = driver()
         self._batch = library.cuStreamBatchMemOp_v2
         self._write_value, self._wait_value = library.cuStreamWriteValue64_v2, library.cuStreamWaitValue64_v2
@@ -64,33 +64,24 @@ class Gpu(GpuDevice):
 
     @functools.cached_property
     def launch_queues(self) -> LaunchQueues:
-        """The streams whose kernels a native thread launches, and that thread. Close it before the GPU."""
+        """The launch queues with their native thread. Close them before the GPU."""
         library = driver()
         functions = (library.cuLaunchKernelEx, library.cuEventRecord, library.cuEventQuery)
         return LaunchQueues([address_of(f) for f in functions], self.new_events, self.new_stream, self.enter)
 
-    def new_event(self, timing: bool = False) -> int:
-        """Return the handle of a new event, with a time or without one."""
-        with self.on_device():
-            flags = self.driver.CUevent_flags
-            kind = flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING
-            handle = int(self.check(self.driver.cuEventCreate(int(kind))))
-        self._events.append(handle)
-        return handle
-
-    def new_events(self, count: int) -> list[int]:
-        """Return the handles of new events without a time; by themselves, each takes ten times as long."""
+    def new_events(self, count: int, timing: bool = False) -> list[int]:
+        """Return the handles of new events, with times or without them."""
         made = (ctypes.c_void_p * count)()
-        create = driver().cuEventCreate
-        untimed = int(self.driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        create, flags = driver().cuEventCreate, self.driver.CUevent_flags
+        kind = int(flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING)
         with self.on_device():
             for k in range(count):
-                self.check((create(ctypes.byref(made, 8 * k), untimed),))
+                self.check((create(ctypes.byref(made, 8 * k), kind),))
                 self._events.append(int(made[k] or 0))
         return self._events[-count:]
 
     def failure(self, status: int, name: str) -> BaseException:
-        """Return what a status of the driver about kernel `name` is raised as; see `check_kernel`."""
+        """Return the exception for a driver status of kernel `name`; see `check_kernel`."""
         try:
             self.check_kernel((self.driver.CUresult(status),), name)
         except (errors.ArgumentError, errors.DeviceNotFoundError) as error:
@@ -98,30 +89,29 @@ class Gpu(GpuDevice):
         return errors.DeviceNotFoundError(f"kernel {name!r} ended with status {status}")
 
     def record(self, event: int, stream: Any) -> None:
-        """Record an event of `new_event` behind all work that a stream has so far."""
+        """Record an event of `new_events` after all work that a stream has so far."""
         self.check(self.driver.cuEventRecord(event, stream.handle))
 
     def between(self, first: int, last: int) -> float:
-        """Return the seconds between two events of `new_event` that were reached."""
+        """Return the seconds between two events of `new_events` that were reached."""
         return 1e-3 * float(self.check(self.driver.cuEventElapsedTime(first, last)))
 
     # -- words -----------------------------------------------------------------------------------------------
 
     def set_word(self, address: int, value: int) -> None:
-        """Set a word of device memory as soon as possible, even if kernels are running; return at once.
+        """Set a word of device memory as soon as possible, even while kernels run, without waiting for it.
 
-        By a stream operation, which no copy engine carries: large copies do not hold it up. The interpreter's
-        lock is given up meanwhile: where another thread frees memory, the driver may wait for kernels, and these for
-        threads of Python.
+        A stream operation does not use a copy engine, so large copies do not delay it. The call releases the
+        interpreter lock: if another thread frees memory, the driver may wait for kernels that wait for Python threads.
         """
         self.check((self._write_value(self._control_handle, address, value, 0),))
 
     def wait_word(self, stream: Any, address: int, minimum: int) -> None:
-        """Hold up a stream until a word has at least a value."""
+        """Make a stream wait until a word has at least a value."""
         self.check((self._wait_value(int(stream.handle), address, minimum, _AT_LEAST),))
 
     def reset_words(self, addresses: Sequence[int], values: Sequence[int]) -> Any:
-        """Set the words at each address, behind `set_word` so far (fewer than 256); return an event behind it."""
+        """Set the words at each address after all `set_word` calls (fewer than 256 words); return an event after it."""
         targets = np.asarray(addresses, np.uint64)[:, None] + 8 * np.arange(len(values), dtype=np.uint64)
         self._write(self._control, targets.ravel(), np.tile(np.asarray(values, np.int64), len(addresses)))
         return self.mark(self._control)
@@ -138,7 +128,7 @@ class Gpu(GpuDevice):
         self.check((self._batch(int(stream.handle), len(values), operations.ctypes.data, 0),))
 
     def read_words(self, address: int, count: int) -> NDArray[np.int64]:
-        """Return words of device memory, as they are now; waits for nothing that runs (tens of microseconds)."""
+        """Return the current words of device memory, without waiting for kernels (tens of microseconds)."""
         self.to_host(self._control, self._mirror.address, address, 8 * count)
         self.synchronize(self._control)
         return self._mirror.words[:count].copy()

@@ -11,11 +11,12 @@ PLAIN = Placement(plain=True)
 ARRIVAL = {"rule": "arrival"}
 
 MAX_QUEUED_LAUNCHES = 4
-"""Launches that wait on the device beyond the limit of running kernels. Simulator, 10 seeds: as good as 512 (STP)."""
+"""Maximum number of launches that wait on the device beyond the limit of running kernels. In simulations of 10 seeds,
+throughput (STP) is as high as with 512."""
 
 
 class LeftOver(Policy):
-    """Launch everything at once in streams, in order of arrival: a kernel gets the room that earlier ones leave."""
+    """Launch all kernels at once in streams, in order of arrival: a kernel gets the room that earlier ones leave."""
 
     name = "left-over"
 
@@ -25,10 +26,8 @@ class LeftOver(Policy):
 
     def decide(self, view: View) -> list[Decision]:
         """Launch the oldest while fewer kernels run than the limit."""
-        if len(view.running) >= view.limit:
-            return []
-        job = view.waiting.first()
-        return [] if job is None else [Launch(job, PLAIN, ARRIVAL)]
+        jobs = view.waiting.heads() if len(view.running) < view.limit else []
+        return [Launch(job, PLAIN, ARRIVAL) for job in jobs]
 
 
 class FirstCome(LeftOver):
@@ -44,11 +43,10 @@ class FirstCome(LeftOver):
 
     def decide(self, view: View) -> list[Decision]:
         """Launch the oldest on an idle device, or queue it after the running kernel."""
-        running, job = view.running, view.waiting.first()
-        if job is None:
-            return []
-        if not running:
-            return [Launch(job, PLAIN, ARRIVAL)]
+        running, jobs = view.running, view.waiting.heads()
+        if not (jobs and running):
+            return [Launch(job, PLAIN, ARRIVAL) for job in jobs]
+        (job,) = jobs
         if view.limit > 1 or not job.task.profile.seconds or job.preemptions or running[0].placement != PLAIN:
             return []
         return [Launch(job, PLAIN, ARRIVAL)] if len(view.trains.get(running[0], ())) < self.ahead else []

@@ -5,51 +5,47 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ... import errors
-from ..._check import checked_integer
+from ..._check import checked_integer, checked_number
 from ..policy import View
 from ..task import Job
 
 MAX_LEADS = 10
-"""A tenant that is ahead by more leads is so for other reasons than priority and aging. Its kernels age again:
-otherwise tenants that could not run for a long time would exclude it for as long."""
+"""If a tenant is ahead by more than this number of leads, the cause is not priority and aging. Its kernels then age
+again; otherwise, tenants that could not run for a long time would exclude it for as long. Protection, not tuned."""
 
 
 class Priority:
     """Compares jobs, in this order.
 
-    1. Effective priority: that of the task and its tenant, one more if a deadline is near, and aging. Priorities of
-       tasks above 0, deadlines and aging get a tenant at most `lead` ahead of its fair share: after that they do not
-       count until the other tenants have caught up.
-    2. Use of the tenants over their weight, if it differs by more than `slack`.
+    1. Effective priority: the sum of the priorities of the task and its tenant, one if a deadline is near, and aging.
+       Task priorities above 0, deadlines and aging bring a tenant at most `lead_seconds` ahead of its fair share. After
+       that, they do not count until the other tenants have caught up.
+    2. Use of the tenants over their weight, if it differs by more than `tolerance_seconds`.
 
     Parameters
     ----------
-    patience : int, optional
-        Number of jobs that may pass before waiting counts as one more priority.
-    slack : float, optional
-        Seconds of the whole device by which tenants' use may differ; any difference by default.
-    lead : float, optional
-        Maximum lead that priorities of its tasks and aging give a tenant, in seconds of the whole device; no limit by
-        default.
+    aging_jobs : int, optional
+        Number of jobs that may be launched before a waiting job; then waiting raises its priority by one.
+    tolerance_seconds : float, optional
+        Difference between the uses of tenants, in time of the whole device, that is ignored. Default: none.
+    lead_seconds : float, optional
+        Maximum lead that a tenant gets by its tasks' priorities and aging, in time of the whole device. Default: no
+        limit.
     aging : callable, optional
-        ``aging(view, job)``: priorities that the waiting of a job counts as, in place of `patience`.
+        Replaces `aging_jobs`: ``aging(view, job)`` returns the value that waiting adds to a job's priority.
     """
 
     def __init__(
         self,
-        patience: int = 32,
-        slack: float = math.inf,
-        lead: float = math.inf,
+        aging_jobs: int = 32,
+        tolerance_seconds: float = math.inf,
+        lead_seconds: float = math.inf,
         *,
         aging: Callable[[View, Job], int] | None = None,
     ) -> None:
-        for option, value in (("slack", slack), ("lead", lead)):
-            if not value >= 0:
-                raise errors.ArgumentError(f"{option} must be 0 or more, got {value}", name=option)
-        self.slack = slack
-        self.lead = lead
-        jobs = checked_integer(patience, "patience", minimum=1)
+        self._tolerance_seconds = checked_number(tolerance_seconds, "tolerance_seconds", maximum=math.inf)
+        self._lead_seconds = checked_number(lead_seconds, "lead_seconds", maximum=math.inf)
+        jobs = checked_integer(aging_jobs, "aging_jobs", minimum=1)
         self._aging = aging or (lambda view, job: view.waiting.passed(job) // jobs)
         self._lead_bound = self._far_bound = math.inf
 
@@ -57,7 +53,7 @@ class Priority:
         """Compute how far ahead tenants may be. Call it before jobs are compared in a decision."""
         if len(view.tenants) > 1:
             clocks = [view.tenants[name].clock for name in {job.task.tenant for job in (*view.running, *heads)}]
-            lead = self.lead * view.capacity.processors
+            lead = self._lead_seconds * view.capacity.processors
             self._lead_bound, self._far_bound = min(clocks) + lead, min(clocks) + MAX_LEADS * lead
 
     def base(self, view: View, job: Job) -> int:
@@ -78,7 +74,7 @@ class Priority:
         if account.clock <= self._lead_bound:
             return priority + claims
         if account.clock <= self._far_bound:
-            priority -= waited  # the jobs that passed belong to tenants that are behind
+            priority -= waited  # The jobs that passed belong to tenants that have used less than their share.
         return priority + min(claims, 0)
 
     def first(self, view: View, heads: list[Job]) -> list[Job]:
@@ -91,7 +87,7 @@ class Priority:
             heads = [job for job, priority in zip(heads, priorities, strict=True) if priority == highest]
         if len(heads) > 1 and len(view.tenants) > 1:
             clocks = [view.tenants[job.task.tenant].clock for job in heads]
-            bound = min(clocks) + self.slack * view.capacity.processors
+            bound = min(clocks) + self._tolerance_seconds * view.capacity.processors
             heads = [job for job, clock in zip(heads, clocks, strict=True) if clock <= bound]
         return heads
 

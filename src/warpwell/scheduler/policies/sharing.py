@@ -8,22 +8,14 @@ from typing import Any
 
 from ..executor import Capacity
 from ..policy import Decision, Launch, Resize, View
-from ..residency import Shape, shape_of
+from ..residency import demand, shape_of
 from ..task import COMPUTE, RUNNING, STOPPING, Job, Kind, Placement
 
 _FULL = Placement()
 
 
-@functools.lru_cache(maxsize=4096)
-def with_quota(workers: int | None, priority: int = 0) -> Placement:
-    """Return a placement with a quota of workers. Cached: policies need few different placements, very often."""
-    return Placement(workers, priority)
-
-
-@functools.lru_cache(maxsize=64)
-def unmodified(priority: int) -> Placement:
-    """Return the placement of an unmodified launch."""
-    return Placement(priority=priority, plain=True)
+cached_placement = functools.lru_cache(maxsize=4096)(Placement)
+"""Return a placement. Policies need few different placements, very often."""
 
 
 def rank(kinds: Iterable[Kind | None]) -> tuple[int, int]:
@@ -40,46 +32,19 @@ def rank(kinds: Iterable[Kind | None]) -> tuple[int, int]:
 
 
 def ranked(count: int, memory: int) -> tuple[int, int]:
-    """Return the rank of `count` kernels of which `memory` are memory-intensive, or of unknown kind."""
+    """Return the rank of `count` kernels, `memory` of them memory-intensive or of unknown kind."""
     compute = count - memory
     return memory * (memory - 1) // 2, compute * (compute - 1) // 2
 
 
-def demand(job: Job, capacity: Capacity) -> float:
-    """Return the part of the device that the blocks of a job can fill, 0 to 1, by their scarcest resource."""
-    return _demand(job, _shape(job, capacity))
-
-
-def _shape(job: Job, capacity: Capacity) -> Shape:
-    return shape_of(job.task.profile, job.task.blocks, capacity)
-
-
-def _demand(job: Job, shape: Shape) -> float:
-    left = shape.blocks - job.done
-    return (shape.alone if shape.alone < left else max(1, left)) * shape.load
-
-
-def part(job: Job, placement: Placement | None, capacity: Capacity) -> float:
-    """Return the part of the device that a job may fill where it is placed."""
-    return _part(job, placement, _shape(job, capacity))
-
-
-def _part(job: Job, placement: Placement | None, shape: Shape) -> float:
-    demanded = _demand(job, shape)
-    return demanded if placement is None or placement.workers is None else min(demanded, placement.workers * shape.load)
-
-
 def quota(job: Job, fraction: float, capacity: Capacity) -> int | None:
-    """Return the workers that fill a part of the device; None if the job has no more of them when it runs solo.
+    """Return the workers that fill a part of the device; None if the job does not have more of them when it runs solo.
 
     If there are several on each multiprocessor, the number is the same on all, as the hardware distributes them.
     """
-    return _quota(_shape(job, capacity), fraction, capacity)
-
-
-def _quota(shape: Shape, fraction: float, capacity: Capacity) -> int | None:
     if fraction >= 1.0:
         return None
+    shape = shape_of(job.task.profile, job.task.blocks, capacity)
     workers = int(fraction / shape.load + 1e-6)
     if workers >= capacity.processors:
         workers -= workers % capacity.processors
@@ -88,10 +53,7 @@ def _quota(shape: Shape, fraction: float, capacity: Capacity) -> int | None:
 
 def stopping(view: View) -> bool:
     """Return True if a preempted job has not left yet."""
-    for job in view.running:
-        if job.state is STOPPING:
-            return True
-    return False
+    return any([job.state is STOPPING for job in view.running])
 
 
 def preemptible(job: Job) -> bool:
@@ -104,35 +66,23 @@ def age(job: Job) -> tuple[float, int]:
     return job.arrival, job.number
 
 
-def equal(view: View, jobs: Sequence[Job]) -> list[Placement]:
-    """Return placements of kernels that share every multiprocessor equally, as far as they do not all fit."""
-    capacity = view.capacity
-    if sum(demand(job, capacity) for job in jobs) <= 1.0 + 1e-9:
-        return [Placement() for _ in jobs]
-    return [with_quota(quota(job, 1.0 / len(jobs), capacity)) for job in jobs]
-
-
 def joined(view: View, running: Sequence[Job], job: Job) -> list[Placement]:
     """Return the placements of running jobs and of an arriving one, which comes last.
 
     The arriving job takes the free part of the device, or an equal part if that is larger; the others make room.
     """
-    if not running:
-        return [_FULL]
     capacity = view.capacity
     placements = [j.placement or _FULL for j in running]
-    shapes = [_shape(j, capacity) for j in running]
-    rooms = [_part(j, j.placement, shape) for j, shape in zip(running, shapes, strict=True)]
-    free = 1.0 - sum(rooms)
-    own = _shape(job, capacity)
-    if _demand(job, own) <= free + 1e-9:
+    parts = [demand(j, capacity, j.placement) for j in running]
+    free = 1.0 - sum(parts)
+    if not running or demand(job, capacity) <= free + 1e-9:
         return [*placements, _FULL]
     own_part = max(free, 1.0 / (len(running) + 1))
-    left = (1.0 - own_part) / len(running)
+    equal_part = (1.0 - own_part) / len(running)
     for i, j in enumerate(running):
-        if rooms[i] > left + 1e-9 and preemptible(j):
-            placements[i] = with_quota(_quota(shapes[i], left, capacity), placements[i].priority)
-    return [*placements, with_quota(_quota(own, own_part, capacity))]
+        if parts[i] > equal_part + 1e-9 and preemptible(j):
+            placements[i] = cached_placement(quota(j, equal_part, capacity), placements[i].priority)
+    return [*placements, cached_placement(quota(job, own_part, capacity))]
 
 
 def share(view: View, job: Job, why: dict[str, Any]) -> list[Decision]:
@@ -149,19 +99,21 @@ def share(view: View, job: Job, why: dict[str, Any]) -> list[Decision]:
 
 
 def grow(view: View) -> list[Decision]:
-    """Divide free room among the running kernels: equal parts, or the whole device for a single kernel."""
+    """Divide free room among the running kernels: no quota if all of them fit, otherwise equal parts."""
     running = view.running
     if all([j.placement is None or j.placement.workers is None for j in running]) or stopping(view):
         return []
     if len(running) == 1:
         return [Resize(running[0], None, {"rule": "alone"})]
     capacity = view.capacity
-    if sum([part(j, j.placement, capacity) for j in running]) > 1.0 - 0.5 / len(running):
+    if sum([demand(j, capacity, j.placement) for j in running]) > 1.0 - 0.5 / len(running):
         return []
+    all_fit = sum(demand(job, capacity) for job in running) <= 1.0 + 1e-9
     decisions: list[Decision] = []
-    for job, placement in zip(running, equal(view, running), strict=True):
-        if preemptible(job) and job.placement is not None and placement.workers != job.placement.workers:
-            decisions.append(Resize(job, placement.workers, {"rule": "grows"}))
+    for job in running:
+        workers = None if all_fit else quota(job, 1.0 / len(running), capacity)
+        if preemptible(job) and job.placement is not None and workers != job.placement.workers:
+            decisions.append(Resize(job, workers, {"rule": "grows"}))
     return decisions
 
 
@@ -174,11 +126,11 @@ def rest_of(job: Job, now: float) -> float | None:
     seconds = job.task.profile.seconds
     if seconds is None:
         return None
-    left = job.left
-    been = job.ran if job.placement is None else job.ran + now - job.since
-    if been > seconds:
-        return been * left / (1.0 - left) if left < 1.0 else been
-    return seconds * left
+    fraction = job.left
+    resident = job.ran if job.placement is None else job.ran + now - job.since
+    if resident > seconds:
+        return resident * fraction / (1.0 - fraction) if fraction < 1.0 else resident
+    return seconds * fraction
 
 
 def swaps(view: View) -> list[tuple[Job, list[Job]]]:

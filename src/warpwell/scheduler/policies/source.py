@@ -8,19 +8,20 @@ from typing import Any
 from ..decision import SOURCE, SourceModel, gain, together, worth
 from ..policy import Decision, Hold, Policy, Preempt, View
 from ..predict.pairs import key_of
+from ..residency import demand
 from ..task import COMPUTE, MEMORY, PREEMPTED, Job, Placement
-from .sharing import age, gentlest_mode, grow, joined, part, rank, share, stopping, swaps
+from .sharing import age, gentlest_mode, grow, joined, rank, share, stopping, swaps
 
 
 class Source(Policy):
     """The source's rule.
 
     Below the limit, the kernel that makes the best combination with those running is launched, a preempted one first
-    among equals, then the oldest. It takes the free part of the device, and running kernels make room for it (no cost
-    test). At the limit, a kernel that would make a better combination replaces a running one if `worth` returns True:
-    all blocks of the victim leave, and the other kernel is not affected.
+    among equals, then the oldest. It takes the free part of the device, and running kernels make room for it without a
+    cost test. At the limit, a kernel that would make a better combination replaces a running one if `worth` returns
+    True: all blocks of the victim leave, and the other kernel is not affected.
 
-    Rates of a pair are the measured ones (`View.pairs`), or else the class table's.
+    The rates of a pair are measured (`View.pairs`) or, without a measurement, the scheduler's estimate (`View.rates`).
 
     The rule has no aging: a kernel whose class makes the worse combination may wait forever.
 
@@ -55,7 +56,7 @@ class Source(Policy):
         if not jobs:
             return grow(view)
         job = min(jobs, key=lambda j: self._order(running, j)) if len(jobs) > 1 else jobs[0]
-        return share(view, job, {"rule": "best combination", "beside": [j.number for j in running]})
+        return share(view, job, {"rule": "best combination", "co_runners": [j.number for j in running]})
 
     # -- at the limit --------------------------------------------------------------------------------------
     def _replace(self, view: View) -> list[Decision]:
@@ -98,14 +99,14 @@ class Source(Policy):
 
 
 def _rates(view: View, jobs: Sequence[Job], placements: Sequence[Placement]) -> list[float]:
-    """Return how fast jobs run together: as measured, or by the scheduler's class table.
+    """Return how fast jobs run together: as measured, or as the scheduler estimates.
 
     Pairs were measured with the memory-intensive kernel older. In the other order it may starve.
     """
     if [job.task.profile.kind for job in jobs] == [MEMORY, COMPUTE]:
         memory, compute = jobs
-        found = view.pairs.of((key_of(memory.task), key_of(compute.task)))
+        found = view.pairs.get((key_of(memory.task), key_of(compute.task)))
         if found:
-            memory_part = part(memory, placements[0], view.capacity)
+            memory_part = demand(memory, view.capacity, placements[0])
             return [*found[min(found, key=lambda share: abs(share - memory_part))]]
     return view.rates.together(jobs, placements)

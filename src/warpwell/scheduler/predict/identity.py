@@ -16,11 +16,11 @@ from ...targets import KernelArgument, Launch, is_argument
 from ...targets.compiler import cache_key
 from .record import PROCESS_ONLY
 
-STEPS = 4
-"""Classes of size to a doubling."""
+SIZE_CLASSES_PER_DOUBLING = 4
+"""Number of size classes between a size and its double. Chosen, not fitted."""
 
-_SIGNATURES = 64
-"""Combinations of types that are remembered of a kernel."""
+MAX_SIGNATURES = 64
+"""Maximum number of cached argument types of a kernel. Protection, not tuned."""
 
 _codes: weakref.WeakKeyDictionary[Any, tuple[str, dict[Any, str]]] = weakref.WeakKeyDictionary()
 _numbers = itertools.count()
@@ -29,36 +29,37 @@ _numbers = itertools.count()
 def identity(launch: Launch, arguments: Sequence[Any]) -> str:
     """Return the key of a kernel with arguments of these types: its name, "@", and a hash.
 
-    The hash covers the code, everything that the code names, and the options. A function without a file gets a key that
-    is valid in this process only (`record.lasts`).
+    The hash covers the code, all objects that the code names, and the options. A function without a file gets a key
+    that is valid in this process only (`record.is_persistent`).
     """
     kernel = launch.kernel
     function = kernel.function
     found = _codes.get(function)
     if found is None:
         found = _codes[function] = _code(kernel), {}
-    code, known = found
+    code, names = found
     types = len(launch.shape), kernel.max_registers, kernel.block, *[_type(value) for value in arguments]
-    name = known.get(types)
+    name = names.get(types)
     if name is None:
-        if len(known) >= _SIGNATURES:
-            known.clear()
+        if len(names) >= MAX_SIGNATURES:
+            names.clear()
         digest = hashlib.sha256(f"{code} {types}".encode(errors="surrogatepass")).hexdigest()[:16]
         title = str(kernel.__name__)  # type: ignore[attr-defined]
-        name = known[types] = f"{title}{PROCESS_ONLY if code.startswith('~') else '@'}{digest}"
+        name = names[types] = f"{title}{PROCESS_ONLY if code.startswith('~') else '@'}{digest}"
     return name
 
 
 @functools.lru_cache(maxsize=4096)
 def size_class(value: float) -> float:
     """Return the representative of all sizes within a fifth of this one; a value that is not positive unchanged."""
-    return 2.0 ** (round(STEPS * math.log2(value)) / STEPS) if value > 0 and math.isfinite(value) else value
+    steps = SIZE_CLASSES_PER_DOUBLING
+    return 2.0 ** (round(steps * math.log2(value)) / steps) if value > 0 and math.isfinite(value) else value
 
 
 def default_size(launch: Launch, arguments: Sequence[Any]) -> dict[str, float]:
-    """Return the features of a launch's size, as size classes, where the caller gave none.
+    """Return the features of a launch's size, as size classes, for a task without ``size=``.
 
-    They are its shape, the integers that it is called with, and the bytes of its arrays.
+    They are its shape, its integer arguments, and the bytes of its arrays.
     """
     size = {f"extent{k}": size_class(n) for k, n in enumerate(launch.shape)}
     for k, value in enumerate(arguments):
@@ -71,9 +72,9 @@ def default_size(launch: Launch, arguments: Sequence[Any]) -> dict[str, float]:
 
 
 def footprint(arguments: Sequence[Any]) -> int:
-    """Return the bytes of device memory that the arrays among a launch's arguments hold.
+    """Return the size in bytes of the device memory of the arrays among a launch's arguments.
 
-    An array on storage holds what its cache holds. An array that is passed twice counts once.
+    An array on storage counts with the size of its cache. An array that is passed twice counts once.
     """
     found: dict[int, int] = {}
     for value in arguments:
@@ -96,7 +97,7 @@ def _code(kernel: Any) -> str:
 
 
 def _type(value: Any) -> Any:
-    if type(value) is np.ndarray:  # what most are
+    if type(value) is np.ndarray:  # the most frequent type
         return value.dtype, value.ndim, value.flags.c_contiguous
     if is_argument(value):
         return type(value).__qualname__, str(getattr(value, "dtype", "")), getattr(value, "ndim", 0)

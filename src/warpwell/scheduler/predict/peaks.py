@@ -12,8 +12,10 @@ import numpy as np
 
 from ..executor import Machine
 
-_COPIED = 32 << 20
+_COPIED_BYTES = 32 << 20
+"""Size of the copy that measures the host's memory bandwidth: more than most caches hold."""
 
+# Bytes a second, from NVIDIA's data sheets (SXM).
 _BANDWIDTHS = {"H200": 4.8e12, "H100": 3.35e12}
 
 
@@ -26,13 +28,13 @@ def machine_for(device: str, bandwidth: float = 0.0) -> Machine:
 @functools.cache
 def host_machine() -> Machine:
     """Return the peaks of this machine's memory: a copy is measured, once a process (tens of milliseconds)."""
-    source, target = np.ones(_COPIED, np.uint8), np.ones(_COPIED, np.uint8)
+    source, target = np.ones(_COPIED_BYTES, np.uint8), np.ones(_COPIED_BYTES, np.uint8)
     best = math.inf
     for _ in range(3):
         began = time.perf_counter()
         np.copyto(target, source)
         best = min(best, time.perf_counter() - began)
-    return Machine(bandwidth=2 * _COPIED / best, name=f"cpu {_processor()}")
+    return Machine(bandwidth=2 * _COPIED_BYTES / best, name=f"cpu {_processor()}")
 
 
 def _processor() -> str:

@@ -13,27 +13,31 @@ from ... import errors
 from ..task import Kind, Profile
 
 PROCESS_ONLY = "@~"
-"""Part of the keys of kernels whose code is in no file: they are valid in this process only."""
+"""Separator in the keys of kernels whose code is not in a file: such keys are valid in this process only."""
 
-ALWAYS = 4
-"""The first launches of a kernel, all of which are measured; then one of `RARELY` is, to follow clock and driver."""
-RARELY = 16
+FIRST_MEASURED_LAUNCHES = 4
+"""Number of first solo launches of a kernel that are all measured. Chosen, not fitted."""
+
+LAUNCHES_PER_MEASUREMENT = 16
+"""Number of later solo launches of a kernel per measurement, so that times follow the clock and the driver. Chosen, not
+fitted."""
 
 RATIOS = ("miss_rate", "bandwidth", "compute")
 MEASURED = ("instructions", "seconds", *RATIOS)
-"""Figures of a launch that runs solo, as in `Profile`."""
+"""Measured quantities of a launch that runs solo, as in `Profile`."""
 
 
-def lasts(kernel: str) -> bool:
-    """Return whether the key of a kernel is valid in other processes."""
+def is_persistent(kernel: str) -> bool:
+    """Return True if the key of a kernel is valid in other processes."""
     return PROCESS_ONLY not in kernel
 
 
 def kind_of(bandwidth: float | None, compute: float | None) -> Kind | None:
     """Return a kernel's class from its solo use of the memory's bandwidth and of the issue slots (0 to 1).
 
-    A kernel is memory-intensive if it uses more of the bandwidth than of the issue slots. A bound on one of them would
-    not do: a kernel with 65 % of the bandwidth and 80 % of the slots leaves little to a compute-intensive one.
+    A kernel is memory-intensive if it uses a larger part of the bandwidth than of the issue slots. A bound on one of
+    them does not suffice: a kernel with 65 % of the bandwidth and 80 % of the slots leaves little to a co-runner that
+    is compute-intensive.
     """
     if bandwidth is None or compute is None:
         return None
@@ -49,19 +53,19 @@ class KernelRecord:
     kernel : str
         The key of its code and argument types (`identity`).
     size : dict
-        Names and numbers that describe the size of the input.
+        Features of the size of the input: numbers by name.
     warps : int
-        Warps launched.
+        Number of warps of the launch.
     moving : float
         Seconds in which the device's memory can move each of its arrays once; 0 if unknown.
     instructions, seconds, miss_rate, bandwidth, compute : float or None
-        As in `Profile`; None if unknown.
+        See `Profile`; None if unknown.
     times : int
-        Measurements that were averaged.
+        Number of averaged measurements.
     profile : Profile
         The profile that a learner derived from it.
     launches : int
-        Solo launches since the learner met it.
+        Number of solo launches in this process.
     key : str
         Kernel and size: launches of one key do the same work.
     """
@@ -98,32 +102,28 @@ class KernelRecord:
         return kind_of(self.bandwidth, self.compute)
 
     @property
-    def wants(self) -> bool:
-        """Whether the next launch that runs solo is to be measured."""
-        return self.seconds is None or self.launches < ALWAYS or self.launches % RARELY == 0
+    def should_measure(self) -> bool:
+        """True if the next solo launch should be measured."""
+        is_due = self.launches < FIRST_MEASURED_LAUNCHES or self.launches % LAUNCHES_PER_MEASUREMENT == 0
+        return self.seconds is None or is_due
 
-    def figures(self) -> dict[str, float]:
-        """Return the measured figures by name."""
+    def measurements(self) -> dict[str, float]:
+        """Return the known measured quantities by name."""
         return {name: float(value) for name in MEASURED if (value := getattr(self, name)) is not None}
 
     def as_json(self) -> dict[str, Any]:
-        """Return what is stored of it, as plain data."""
+        """Return the stored fields as plain data."""
         return {name: value for name in _STORED if (value := getattr(self, name)) is not None}
 
     @classmethod
-    def from_json(cls, entry: Any, place: str) -> KernelRecord:
-        """Create a record from the data of `as_json`; `place` is for the message of the FormatError."""
-        if not isinstance(entry, dict) or not {"kernel", "size", "warps"} <= set(entry) <= set(_STORED):
-            raise errors.FormatError(f"{place} must have kernel, size and warps, and only {', '.join(_STORED)}")
-        try:
-            if not isinstance(entry["kernel"], str) or type(entry.get("times", 1)) is not int:
-                raise TypeError("kernel must be a text, and times a whole number")
-            size = {name: float(value) for name, value in entry["size"].items()}
-            if not all(map(math.isfinite, size.values())):
-                raise ValueError("a size is not finite")
-            return cls(**{**entry, "size": size})
-        except (TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise errors.FormatError(f"{place} is damaged: {error}") from error
+    def from_json(cls, entry: Mapping[str, Any]) -> KernelRecord:
+        """Return a record with the data of `as_json`; raise an exception if they are damaged."""
+        stored = {name: entry[name] for name in _STORED if name in entry}
+        record = cls(**{**stored, "size": {name: float(value) for name, value in entry["size"].items()}})
+        has_types = isinstance(record.kernel, str) and type(record.times) is int
+        if not (has_types and all(map(math.isfinite, record.size.values()))):
+            raise ValueError("a record must have a kernel, whole numbers of times, and finite sizes")
+        return record
 
 
 _STORED = ("kernel", "size", "warps", "moving", *MEASURED, "times")

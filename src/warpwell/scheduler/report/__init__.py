@@ -1,8 +1,8 @@
-"""A scheduler's log in other forms.
+"""Reports from a scheduler's log.
 
 Each module reads the events of a log::
 
-    explain.py      sentences: why each decision was taken, with its figures
+    explain.py      sentences: the reason for each decision, with its numbers
     prometheus.py   LogMetrics: counters, gauges and histograms, in Prometheus' text format
-    timeline.py     when each task was on the device, as a Chrome trace
+    timeline.py     residency intervals of tasks, as a Chrome trace
 """

@@ -1,4 +1,4 @@
-"""When each task was on the device: `residency_intervals`, and the same as a Chrome trace."""
+"""Residency intervals of the tasks of a log (`residency_intervals`), and a Chrome trace with them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from ..events import Event, Log
 
 MICROSECONDS = 1e6
+"""Microseconds of a second, the unit of a Chrome trace."""
 
 _ENDS = {"end": "done", "fail": "failed", "cancel": "cancelled", "lost": "lost", "stop": "preempted"}
 
@@ -23,17 +24,17 @@ class Interval:
     Attributes
     ----------
     task, name, tenant
-        Of its events.
+        Fields of its events.
     start, end : float
-        Seconds.
+        Times in seconds.
     lane : int
-        The smallest number that no co-runner has.
+        Row in the picture: the smallest number that no co-runner has.
     preempt_time : float or None
-        Time of its preemption, from which it is leaving.
+        Time of its preemption in seconds, after which its blocks leave.
     outcome : str
         "done", "failed", "cancelled", "lost", "preempted"; "running" if the log ends first.
     why : dict
-        Of its launch.
+        Reason of its launch.
     """
 
     task: int
@@ -63,19 +64,19 @@ def residency_intervals(log: Iterable[Event]) -> list[Interval]:
 
     for event in log:
         last = max(last, event.time)
-        here = open_.get(event.task)
+        current = open_.get(event.task)
         if event.kind == "launch":
-            if here is not None:  # its owner died without an event
-                close(here, event.time, "lost")
+            if current is not None:  # Its device process died before it could write an event.
+                close(current, event.time, "lost")
             lane = free.pop() if free else lanes
             lanes = max(lanes, lane + 1)
             interval = Interval(event.task, event.name, event.tenant, event.time, event.time, lane, why=dict(event.why))
             found.append(interval)
             open_[event.task] = interval
-        elif here is not None and event.kind == "preempt":
-            here.preempt_time = event.time
-        elif here is not None and event.kind in _ENDS:
-            close(here, event.time, _ENDS[event.kind])
+        elif current is not None and event.kind == "preempt":
+            current.preempt_time = event.time
+        elif current is not None and event.kind in _ENDS:
+            close(current, event.time, _ENDS[event.kind])
     for interval in open_.values():
         interval.end = max(last, interval.start)
     return found
@@ -84,8 +85,8 @@ def residency_intervals(log: Iterable[Event]) -> list[Interval]:
 def chrome_trace(log: Log) -> dict[str, Any]:
     """Return a log as a trace in Chrome's JSON format: open it in ``chrome://tracing`` or in Perfetto.
 
-    Process 1 is the device, with a row for each task that runs at the same time. Process 2 is the queue, with a row for
-    each tenant: what waits there, and, as instants, arrivals and preemptions that were not done.
+    Process 1 is the device, with a row for each task that runs at the same time. Process 2 is the queue: counts of
+    running and waiting tasks, and, in a row for each tenant, instants for arrivals and declined preemptions.
     """
     events: list[dict[str, Any]] = [
         _named("process_name", 1, 0, f"device ({log.about.get('policy', 'scheduler')})"),
@@ -96,28 +97,28 @@ def chrome_trace(log: Log) -> dict[str, Any]:
     events += [_named("thread_name", 1, lane, f"place {lane}") for lane in sorted({i.lane for i in listed})]
     events += [_named("thread_name", 2, k, name) for name, k in tenants.items()]
     for interval in listed:
-        about = {"task": interval.task, "tenant": interval.tenant, "outcome": interval.outcome, **interval.why}
-        events.append(_slice(interval.name, "task", interval.lane, interval.start, interval.end, about))
+        task = {"task": interval.task}
+        details = {**task, "tenant": interval.tenant, "outcome": interval.outcome, **interval.why}
+        events.append(_slice(interval.name, "task", interval.lane, interval.start, interval.end, details))
         if interval.preempt_time is not None:
-            about = {"task": interval.task}
-            events.append(_slice("leaving", "leaving", interval.lane, interval.preempt_time, interval.end, about))
-    there: set[int] = set()
+            events.append(_slice("leaving", "leaving", interval.lane, interval.preempt_time, interval.end, task))
+    unfinished: set[int] = set()
     running: set[int] = set()
     for event in log:
         if event.kind in ("arrive", "launch", "stop"):
-            there.add(event.task)
+            unfinished.add(event.task)
         if event.kind == "launch":
             running.add(event.task)
         elif event.kind in _ENDS:
             running.discard(event.task)
             if event.kind != "stop":
-                there.discard(event.task)
+                unfinished.discard(event.task)
         if event.kind in ("arrive", "hold", "reject", "cancel", "lost"):
             why = _plain({"task": event.task, **event.why})
             instant = {"name": f"{event.kind} {event.name}", "cat": event.kind, "ph": "i", "s": "t", "pid": 2}
             events.append({**instant, "tid": tenants[event.tenant], "ts": event.time * MICROSECONDS, "args": why})
         if event.kind not in ("hold", "reject", "resize", "preempt"):
-            counts = {"running": len(running), "waiting": len(there) - len(running)}
+            counts = {"running": len(running), "waiting": len(unfinished) - len(running)}
             counter = {"name": "tasks", "ph": "C", "pid": 2, "tid": 0}
             events.append({**counter, "ts": event.time * MICROSECONDS, "args": counts})
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {k: str(v) for k, v in log.about.items()}}
@@ -129,17 +130,17 @@ def write_trace(log: Log, path: str | os.PathLike[str]) -> None:
         json.dump(chrome_trace(log), stream, allow_nan=False)
 
 
-def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
+def _named(field: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": field, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def _slice(name: str, kind: str, lane: int, start: float, end: float, about: dict[str, Any]) -> dict[str, Any]:
+def _slice(name: str, kind: str, lane: int, start: float, end: float, details: dict[str, Any]) -> dict[str, Any]:
     times = {"ts": start * MICROSECONDS, "dur": (end - start) * MICROSECONDS}
-    return {"name": name, "cat": kind, "ph": "X", "pid": 1, "tid": lane, **times, "args": _plain(about)}
+    return {"name": name, "cat": kind, "ph": "X", "pid": 1, "tid": lane, **times, "args": _plain(details)}
 
 
 def _plain(value: Any) -> Any:
-    """Return what every reader of JSON takes: infinity and the like as text."""
+    """Return a value for strict JSON: infinite numbers and NaN as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import grp
 import os
 import pwd
@@ -11,10 +10,11 @@ import tempfile
 from pathlib import Path
 
 from ... import errors
+from ..._os import lock_descriptor
 from ..._settings import settings
 
 MAX_PATH = 107
-"""Maximum length of a socket's path on Linux, in bytes."""
+"""Maximum length of a socket's path, in bytes: Linux has 108, with the final zero."""
 
 
 def default_path() -> Path:
@@ -35,15 +35,13 @@ def checked_path(path: str | os.PathLike[str] | None) -> Path:
     """Return the absolute path of a socket; raise ArgumentError if it is too long for one."""
     found = Path(path if path is not None else default_path()).absolute()
     if len(os.fsencode(found)) > MAX_PATH:
-        raise errors.ArgumentError(
-            f"{found} is too long for a socket: at most {MAX_PATH} bytes. Name a shorter path with --socket",
-            name="socket",
-        )
+        text = f"{found} is too long for a socket, which may have {MAX_PATH} bytes: pass a shorter --socket"
+        raise errors.ArgumentError(text, name="socket")
     return found
 
 
 def prepare(path: Path, group: int | None) -> None:
-    """Make the folder of a socket, or check the one there is.
+    """Create the folder of a socket, or check the existing one.
 
     Raises
     ------
@@ -66,19 +64,13 @@ def prepare(path: Path, group: int | None) -> None:
     if not stat.S_ISDIR(found.st_mode) or not own or not private:
         mode = "700" if group is None else "750"
         step = "Name" if not own or found.st_mode & stat.S_ISVTX else f"chmod {mode} it, or name"
-        raise errors.ServiceError(
-            f"{folder} must be your folder, closed to writes of other users: they could replace the socket there. "
-            f"{step} another place with --socket"
-        )
+        text = f"{folder} must be your folder, closed to writes of other users: they could replace the socket there"
+        raise errors.ServiceError(f"{text}. {step} another --socket")
     if group is not None and not found.st_mode & (stat.S_IXGRP if found.st_gid == group else stat.S_IXOTH):
-        raise errors.ServiceError(
-            f"{folder} is closed to the group of this service: `chgrp {group}` and `chmod 750` it, or name another "
-            "place with --socket"
-        )
+        text = f"{folder} is closed to the group of this service: `chgrp {group}` and `chmod 750` it"
+        raise errors.ServiceError(text)
     if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
-        raise errors.ServiceError(
-            f"{path} is not a socket, and a service would replace it: name another place with --socket, or remove it"
-        )
+        raise errors.ServiceError(f"{path} is not a socket, and a service would replace it: name another --socket")
 
 
 def lock(path: Path) -> int:
@@ -87,13 +79,9 @@ def lock(path: Path) -> int:
     Raise ServiceError if another service has it.
     """
     handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not lock_descriptor(handle, deadline=0.0):
         os.close(handle)
-        raise errors.ServiceError(
-            f"a service listens at {path} already: use it with warpwell.scheduler.connect(), or name another --socket"
-        ) from None
+        raise errors.ServiceError(f"a service listens at {path} already: name another --socket")
     return handle
 
 
@@ -112,11 +100,8 @@ def own_group(name: str) -> int:
     """Return the number of a group of this process; raise ArgumentError if it cannot give a file to this group."""
     number = number_of("group", name)
     if os.geteuid() != 0 and number not in (os.getegid(), *os.getgroups()):
-        raise errors.ArgumentError(
-            f"this process is not in group {name!r}, and cannot open a service to it: see `id`; a user is in a "
-            "new group after the next login",
-            name="group",
-        )
+        text = f"this process is not in group {name!r} (see `id`): a user is in a new group after the next login"
+        raise errors.ArgumentError(text, name="group")
     return number
 
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ... import errors
 from ..._check import checked_seconds, shown
 from ..._future import Future
+from ..._os import socket_peer
 from ...targets import at_address, overlap, viewed
 from ..accesses import accesses_of
 from ..callables import Call, as_launch
@@ -35,18 +36,15 @@ from . import address, messages, references
 from .messages import Connection, Message
 
 SILENCE_SECONDS = 5.0
-"""Time without a message, after which the client sends a ping; after the same time again it opens a new connection."""
+"""Time without a message after which the client sends a ping. After as much time again, it opens a new connection."""
 
 MAX_CONNECTS = 8
-"""Connections in a row that may end before the device process has answered."""
+"""Maximum number of consecutive connections that end before the device process answers. Protection, not tuned."""
 
-_LOST = (
-    "the array on the device is lost, because the device process was started again: copy it there again with "
-    "to_device, and submit again"
-)
+_LOST = "the array was lost with an earlier device process: copy it again with to_device, and submit again"
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
-"""Clients of this process. A forked child must close their sockets, because it may live longer."""
+"""Clients of this process. A forked child must close their sockets, because it may exit later."""
 
 
 def connect(
@@ -57,28 +55,28 @@ def connect(
     Parameters
     ----------
     path : path, optional
-        Path of its socket; default: the socket of `warpwell sched serve` of this user.
+        Path of the service's socket. Default: the socket of this user's `warpwell sched serve`.
     tenant : str, optional
-        Tenant that tasks are charged to. A service for a group decides that itself, by user.
+        Tenant that tasks are charged to. A service for a group chooses the tenant itself, by user.
     timeout : float
-        Time, in seconds, in which the service must answer. While a call or task is pending, the client gives up after
+        Time in seconds within which the service must answer. While a call or task is pending, the client gives up after
         twice this time without a message.
 
     Raises
     ------
     ServiceError
-        No service listens there, or it refuses, has another version, or does not answer.
+        No service listens at `path`, or the service refuses, has another version, or does not answer.
     """
     return Client(path, tenant=tenant, timeout=timeout)
 
 
 class PendingCall(Future):
-    """A call without an answer, or a request that has not ended; it is sent again to the next device process.
+    """A call without an answer, or an unfinished request. The client sends it again to the next device process.
 
     Attributes
     ----------
     needs : int or None
-        Device process with the arrays on the device that it uses.
+        Generation of the device process that has the device arrays of the request.
     """
 
     def __init__(
@@ -93,26 +91,26 @@ class PendingCall(Future):
 
     @property
     def is_cancelled(self) -> bool:
-        """True if the request must not be sent again: it was cancelled, or an earlier request failed."""
+        """True if the request must not be sent: it was cancelled, or an earlier request failed."""
         handle = self.handle
         return handle is not None and (
             handle.cancel_requested or any(earlier.done() and not earlier.succeeded for earlier in handle.after)
         )
 
-    def settle(self, answer: Any, error: BaseException | None = None) -> None:
-        """Complete it, unless it is complete."""
+    def settle(self, answer: Any = ({}, []), error: BaseException | None = None) -> None:
+        """Complete the call, unless it is complete."""
         if not self.done():
             self.set_result(answer) if error is None else self.set_exception(error)
 
     def end(self, error: errors.WarpwellError | None) -> None:
-        """Fail it and its request, or cancel the request."""
+        """Fail the call and its request, or cancel the request."""
         if self.handle is not None:
             self.handle.settle(error, cancelled=error is None)
-        self.settle(({}, []), error)
+        self.settle(error=error)
 
 
 class Client:
-    """A connection to a service. Any thread may use it; a context manager, like `Scheduler`.
+    """A connection to a service, for any thread. It is a context manager, like `Scheduler`.
 
     If the device process of the service dies, the client connects again and resubmits its unfinished requests. See
     `connect` for the parameters.
@@ -121,7 +119,7 @@ class Client:
     ----------
     tenant : str
         Tenant that tasks are charged to.
-    about : dict
+    properties : dict
         Policy, device and so on of the service.
     """
 
@@ -129,10 +127,8 @@ class Client:
         self, path: str | os.PathLike[str] | None = None, *, tenant: str | None = None, timeout: float = SILENCE_SECONDS
     ) -> None:
         if references.in_device_process:
-            raise errors.ServiceError(
-                "the device process of a service imports this file for its kernels, and cannot be a client: put the "
-                "code that the file runs under if __name__ == '__main__'"
-            )
+            text = "a device process, which imports this file for its kernels, cannot be a client"
+            raise errors.ServiceError(f"{text}: put the code that connects under if __name__ == '__main__'")
         self._timeout = checked_seconds(timeout, "timeout")
         self.path = address.checked_path(path)
         self._is_own = path is None
@@ -155,8 +151,9 @@ class Client:
         Arguments are NumPy arrays, numbers, results of `to_device`, and arrays of other libraries in host memory. The
         service gets copies of the arrays. Before the handle is done, the arrays that the kernel has changed are copied
         back, unless they are read-only: set ``a.flags.writeable = False`` for input. If the task fails or is cancelled,
-        nothing is copied back. If an unfinished task of this client may write an array, this first waits for its end,
-        so that tasks on one array have the result of their order of submission.
+        nothing is copied back. If an unfinished task of this client may write to one of the arrays, the call first
+        waits until that task has ended. So tasks on one array have the same results as if they ran in the order of
+        submission.
 
         Parameters
         ----------
@@ -196,12 +193,10 @@ class Client:
         """Submit a request of several launches, which run in order, and return its handle; see `submit`."""
         self._check()
         if not launches:
-            raise errors.ArgumentError("a request without launches: give at least one", name="launches")
+            raise errors.ArgumentError("launches is empty: give at least one launch", name="launches")
         if tenant not in (None, self.tenant):
-            raise errors.ArgumentError(
-                f"this connection is for tenant {self.tenant!r}: connect(tenant={tenant!r}) makes another",
-                name="tenant",
-            )
+            text = f"this connection is for tenant {self.tenant!r}: use connect(tenant={tenant!r})"
+            raise errors.ArgumentError(text, name="tenant")
         packer = Packer(self)
         tasks = [packer.launch(launch, args) for launch, *args in checked_launches(launches)]
         title = name or tasks[0]["kernel"]["name"]
@@ -224,15 +219,13 @@ class Client:
         try:
             self._send_in_order(call := PendingCall(header, (), handle, packer.generation), packer)
             call.result()
+            return handle
         except BaseException as error:
-            self._writers.pop(handle, None)
             with self._lock:
                 self._calls.pop(handle.number, None)
-            if handle.number and not isinstance(error, errors.WarpwellError):  # After Ctrl-C the caller has no handle.
-                with contextlib.suppress(errors.WarpwellError):
-                    self._send(PendingCall({"type": "cancel", "request": handle.number}))
+            handle.settle(None, cancelled=True)
+            self._undo(error, {"type": "cancel", "request": handle.number})
             raise
-        return handle
 
     def to_device(self, array: NDArray[Any]) -> ServiceArray:
         """Copy an array to the device, where kernels of several tasks can use it without moving it.
@@ -248,7 +241,11 @@ class Client:
         """
         values, generation = np.array(array), self.generation
         header: dict[str, Any] = {"type": "put"}
-        self._call(header, generation, [values])  # It is not sent again: it may be too large.
+        try:
+            self._call(header, generation, [values])  # It is not sent again: it may be too large.
+        except BaseException as error:
+            self._undo(error, {"type": "free", "buffer": header.get("call", 0)})
+            raise
         return ServiceArray(self, header["call"], generation, values.shape, values.dtype.newbyteorder("<"))
 
     def metrics(self) -> str:
@@ -264,7 +261,7 @@ class Client:
         return dict(self._call({"type": "status"})[0]["status"])
 
     def close(self, *, cancel: bool = False) -> None:
-        """Wait for all tasks, or cancel them, and disconnect. In a forked child this does nothing."""
+        """Wait for all tasks, or cancel them, then disconnect. In a forked child this does nothing."""
         if self._process != os.getpid():
             return
         if not cancel and self._dead is None:
@@ -310,6 +307,12 @@ class Client:
 
     # -- sending
 
+    def _undo(self, error: BaseException, header: dict[str, Any]) -> None:
+        """Send a call that undoes another one after Ctrl-C, when the caller has no handle or array."""
+        if not isinstance(error, errors.WarpwellError):
+            with contextlib.suppress(errors.WarpwellError):
+                self._send(PendingCall(header))
+
     def _require_handles(self, after: Any) -> list[ServiceHandle]:
         """Return the handles of earlier requests; raise ArgumentError for anything else."""
         listed = list(after) if isinstance(after, Iterable) else [after]
@@ -321,8 +324,6 @@ class Client:
     def _check(self) -> None:
         if self._process != os.getpid():
             raise errors.ForkError(f"this connection belongs to process {self._process}, which forked: connect again")
-        if self._dead is not None:
-            raise errors.ServiceError(str(self._dead))
         if threading.current_thread() is self._reader:
             raise errors.SchedulerError("a callback must not wait for the service: do it in another thread")
 
@@ -337,25 +338,23 @@ class Client:
                 earlier = next((h for h, writes in list(self._writers.items()) if packer.uses(writes)), None)
                 if earlier is None:
                     call.arrays = [array.copy() if _may_change(array) else array for array in packer.arrays]
-                    if writes := [access for access in packer.accesses if access.writes]:
-                        self._writers[handle] = writes
-                        handle.add_done_callback(lambda _: self._writers.pop(handle, None))
+                    handle.add_done_callback(lambda _: self._writers.pop(handle, None))
+                    self._writers[handle] = [access for access in packer.accesses if access.writes]
                     return self._send(call)
             with contextlib.suppress(CancelledError):
                 earlier.exception()
 
     def _send(self, call: PendingCall) -> None:
         """Send a call. If the connection is broken, the reader sends it again."""
+        number = call.header["call"] = next(self._numbers) if call.handle is None else call.handle.number
         with self._sending:
-            with self._lock:
-                if self._dead is not None:
-                    raise errors.ServiceError(str(self._dead))
-                _require_generation(call.needs, self.generation)
-                number = call.header["call"] = next(self._numbers)
-                self._calls[number] = call
-                if call.handle is not None:
-                    call.handle.number = number
             try:
+                with self._lock:
+                    if self._dead is not None:
+                        raise errors.ServiceError(str(self._dead))
+                    if call.needs not in (None, self.generation):
+                        raise errors.TaskLostError(_LOST)
+                    self._calls[number] = call
                 self._connection.send(call.header, call.arrays)
             except BaseException as error:
                 if isinstance(error, OSError) and not isinstance(error, errors.WarpwellError):
@@ -430,7 +429,7 @@ class Client:
         elif message.kind == "reply":
             call.settle((fields, message.arrays()))
         elif call.handle is not None:
-            call.settle(({}, []))
+            call.settle()
             call.handle.copy_back(dict(zip(message.get("changed", list), message.arrays(), strict=True)))
 
     def _connect(self) -> Connection:
@@ -456,15 +455,14 @@ class Client:
                     connection.close()
                     continue  # The device process died before it answered.
                 except BlockingIOError:
-                    raise errors.ServiceError(
-                        f"{connection.peer} did not send 'hello' within {self._timeout:g} s: is it stopped?"
-                    ) from None
+                    text = f"{connection.peer} did not send 'hello' within {self._timeout:g} s: is it stopped?"
+                    raise errors.ServiceError(text) from None
                 if kind != "hello":
                     raise errors.ServiceError(message.get("message", str, f"{connection.peer} sent {kind!r}"))
                 messages.check_version(message, "the service", "your program")
                 with self._lock:
                     self.tenant: str = message.get("tenant", str)
-                    self.about: dict[str, Any] = message.get("about", dict)
+                    self.properties: dict[str, Any] = message.get("properties", dict)
                     self._session = message.get("session", int)
                     connection.max_bytes = message.get("max_message", int)
                     self.generation += 1
@@ -478,14 +476,10 @@ class Client:
         try:
             sock.connect(os.fspath(self.path))
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+            text = f"no scheduler service listens at {self.path}: start one with `warpwell sched serve`"
             if self._session:
-                raise errors.ServiceError(
-                    f"the service at {self.path} is gone: start it with `warpwell sched serve`, and connect again"
-                ) from None
-            raise errors.ServiceError(
-                f"no scheduler service listens at {self.path}: start one with `warpwell sched serve`, or name its "
-                "--socket"
-            ) from None
+                text = f"the service at {self.path} is gone: start it again, and connect again"
+            raise errors.ServiceError(text) from None
         except OSError as error:
             text = f"cannot be reached: {error.strerror or error}"
             if isinstance(error, BlockingIOError):
@@ -493,7 +487,7 @@ class Client:
             elif isinstance(error, PermissionError):
                 text = "is closed to you: it, or its folder, is for its user alone, or for a group without you"
             raise errors.ServiceError(f"the scheduler service at {self.path} {text}") from None
-        _, user = messages.credentials(sock)
+        _, user = socket_peer(sock)
         if self._is_own and user != os.getuid():
             raise errors.ServiceError(f"{self.path} belongs to user {user}: pass its path to use it anyway")
 
@@ -537,12 +531,15 @@ class ServiceHandle(TaskFuture):
     thread that receives from the service: they must not wait.
     """
 
+    after: Sequence[ServiceHandle]
+
     def __init__(
         self, client: Client, name: str, targets: Sequence[NDArray[Any] | None], after: Sequence[ServiceHandle]
     ) -> None:
         super().__init__(client, name)
-        self.client, self.number, self.after, self._targets = client, 0, after, targets
+        self.client, self.number, self.after, self._targets = client, next(client._numbers), after, targets
         self.cancel_requested = False
+        self._outcomes = itertools.count()
 
     @property
     def succeeded(self) -> bool:
@@ -550,9 +547,10 @@ class ServiceHandle(TaskFuture):
         return self.done() and self.state is State.DONE
 
     def settle(self, error: BaseException | None, cancelled: bool = False) -> None:
-        """Complete the future, and forget the earlier requests."""
-        self.after = ()
-        super().settle(error, cancelled)
+        """Complete the future, unless it is complete."""
+        # Taking a number is one step: the reader and an interrupted `submit` may complete the future concurrently.
+        if next(self._outcomes) == 0:
+            super().settle(error, cancelled)
 
     def copy_back(self, changed: dict[int, NDArray[Any]]) -> None:
         """Copy changes into the caller's arrays, and complete the future."""
@@ -562,18 +560,16 @@ class ServiceHandle(TaskFuture):
                 if (target := self._targets[index]) is not None:
                     np.copyto(target, values)
         except (ValueError, IndexError) as wrong:
-            error = errors.SchedulerError(
-                f"the result of task {self.name!r} does not fit into the array that was passed ({wrong}): do not "
-                "change arrays until the task has ended",
-                task=self.name,
-            )
+            text = f"the result of task {self.name!r} does not fit into its array ({wrong})"
+            error = errors.SchedulerError(f"{text}: do not resize arrays until the task has ended", task=self.name)
         self.settle(error)
 
 
 class ServiceArray:
-    """An array on the device of a service; kernels take it as an argument, and it stays there between them.
+    """An array on the device of a service. Kernels take it as an argument, and it stays on the device between launches.
 
-    It is lost with the client's connection, and with the device process: then tasks that use it raise `TaskLostError`.
+    The array is lost when the client's connection breaks or the device process dies. Then tasks that use it raise
+    `TaskLostError`.
     """
 
     def __init__(
@@ -583,7 +579,7 @@ class ServiceArray:
         self.shape, self.dtype = shape, dtype
 
     def numpy(self) -> NDArray[Any]:
-        """Return a copy in host memory. Tasks that write to it should have ended.
+        """Return a copy in host memory. First wait for all tasks that write to the array.
 
         Raises
         ------
@@ -601,7 +597,7 @@ class ServiceArray:
         return host if dtype is None else host.astype(dtype, copy=False)
 
     def free(self) -> None:
-        """Free the memory. Tasks that were submitted before can still use it."""
+        """Free the memory. Tasks that were submitted before this call can still use the array."""
         with contextlib.suppress(errors.TaskLostError):
             self.client._call({"type": "free", "buffer": self.number}, self.generation)
 
@@ -617,11 +613,11 @@ class Packer:
     arrays : list of ndarray
         Arrays to send.
     targets : list of ndarray or None
-        The caller's array for the changes of each, or None if that is read-only.
+        For each array, the caller's array that receives changes, or None if it is read-only.
     generation : int or None
-        Device process with the arrays on the device.
+        Generation of the device process that has the device arrays.
     accesses : list of Access
-        Memory of the arrays of the caller.
+        Memory of the caller's arrays.
     """
 
     def __init__(self, client: Client | None = None) -> None:
@@ -636,18 +632,16 @@ class Packer:
     def launch(self, launch: Any, args: Sequence[Any]) -> dict[str, Any]:
         """Return a launch as plain data; raise ArgumentError or DTypeError if kernel or arguments cannot be sent."""
         if isinstance(as_launch(launch, ())[0], Call):
-            raise errors.ArgumentError(
-                f"{launch!r:.80} is a function or a graph, and a service runs only kernels: submit it to a Scheduler "
-                "of your own process"
-            )
+            text = f"{launch!r:.80} is a function or a graph, and a service runs only kernels"
+            raise errors.ArgumentError(f"{text}: submit it to a Scheduler of your own process")
         require_launch(launch)
         named = references.reference(launch.kernel)
         values = viewed(launch.kernel, args)
         arguments = [self._argument(value, k, named["name"]) for k, value in enumerate(values)]
-        in_memory = [
-            self.arrays[sent[1]] if sent[0] == "array" else value for sent, value in zip(arguments, values, strict=True)
+        memory = [
+            self.arrays[k] if kind == "array" else value for (kind, k), value in zip(arguments, values, strict=True)
         ]
-        self.accesses += accesses_of(launch, in_memory)
+        self.accesses += accesses_of(launch, memory)
         return {"kernel": named, "shape": list(launch.shape), "arguments": arguments}
 
     def uses(self, writes: Sequence[Access]) -> bool:
@@ -661,8 +655,7 @@ class Packer:
         if isinstance(value, ServiceArray):
             if value.client is not self._client:
                 raise errors.ArgumentError(f"{label} belongs to another connection: use one", name="args")
-            _require_generation(value.generation, value.client.generation)
-            self.generation = value.generation
+            self.generation = min(value.generation, self.generation or value.generation)  # An older one is lost.
             return ["buffer", value.number]
         if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):  # A mask would be lost.
             return self._array(value, value)
@@ -676,33 +669,24 @@ class Packer:
         if is_foreign(value):
             tensor, dtype = located(value, label)
             if not tensor.on_host and size_of(tensor, dtype):
-                raise errors.ArgumentError(
-                    f"{label} is in GPU memory of your process, which a service cannot use: copy it to the host, or to "
-                    "the device of the service with to_device",
-                    name="args",
-                )
+                text = f"{label} is in GPU memory of your process: copy it to the host, or use to_device of the service"
+                raise errors.ArgumentError(text, name="args")
             self._referenced.append((value, tensor))
             array = at_address("cpu", tensor.address, tensor.shape, dtype, tensor.keep)
             array.flags.writeable = tensor.writable
             return self._array(array, value)
-        # Objects of other libraries are not printed: that may take long, or run a query.
+        # The text of an object of another library may take long, or run a query.
         text = shown(value) if isinstance(value, int | str | None) else f"a {type(value).__name__}"
-        raise errors.ArgumentError(
-            f"{label} is {text}, which cannot be sent to a service: convert it to a NumPy array (a masked array by "
-            "`filled()`), a number of 64 bits, or a result of to_device",
-            name="args",
-        )
+        text = f"{label} is {text}, which cannot be sent to a service: expected a NumPy array without a mask, a number"
+        raise errors.ArgumentError(f"{text} of 64 bits, or a result of to_device", name="args")
 
     def _array(self, array: NDArray[Any], value: Any) -> list[Any]:
         """Return the argument for an array in host memory, which stands for a value."""
         for array_before, target in zip(self.arrays, self.targets, strict=True):
             writes = target is not None or array.flags.writeable
             if writes and overlap(array_before, array):
-                raise errors.ArgumentError(
-                    "two arrays of a request overlap in memory, and would be separated when they are sent: pass the "
-                    "same array object twice, or copies",
-                    name="args",
-                )
+                text = "two arrays of a request overlap, and a service gets copies: pass one array object twice"
+                raise errors.ArgumentError(text, name="args")
         self.arrays.append(array)
         self.targets.append(array if array.flags.writeable else None)
         self._referenced.append(value)
@@ -710,14 +694,8 @@ class Packer:
 
 
 def _may_change(array: NDArray[Any]) -> bool:
-    """Return True if NumPy lets the program write the memory of an array, by this array or by one it is a view of."""
+    """Return True if NumPy lets the program write the memory of an array, through it or through its base."""
     return array.flags.writeable or (isinstance(array.base, np.ndarray) and _may_change(array.base))
-
-
-def _require_generation(used: int | None, current: int) -> None:
-    """Raise TaskLostError if arrays on the device were lost with an earlier device process."""
-    if used not in (None, current):
-        raise errors.TaskLostError(_LOST)
 
 
 def _after_fork() -> None:

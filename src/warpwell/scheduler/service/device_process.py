@@ -11,14 +11,11 @@ has its own; the reporter sends results in the order in which requests ended, an
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import functools
 import io
 import json
 import logging
-import math
-import operator
 import os
 import queue
 import resource
@@ -39,9 +36,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+from ..._os import end_with_parent
 from ...libcuda import device_name
 from ...targets import default_device, to_device, to_host
 from ..events import Event, Log
+from ..handle import RequestHandle
 from ..predict.learner import Learner
 from ..report.prometheus import LogMetrics, write_text
 from ..scheduler import Scheduler
@@ -64,34 +63,35 @@ from .recovery import Quarantine, Start, StatusPage
 _log = logging.getLogger(__package__)
 
 BEAT_SECONDS = 1.0
-"""Interval of the signs of life to the service."""
+"""Interval of heartbeats to the service."""
 
 FAULT = 70
-"""Exit status after a failure of the device or a stuck request."""
+"""Exit status after a failure of the device or a stuck request: EX_SOFTWARE of sysexits.h."""
 
 METRICS_SECONDS = 5.0
-"""Interval at which the file of metrics is written."""
+"""Interval at which the file of metrics is written: a third of Prometheus' usual 15 s."""
 
 SAVE_SECONDS = 30.0
-"""Interval at which the learner's history is saved."""
+"""Interval at which the learner's history is saved. Chosen: a death loses the measurements of this time."""
 
 IMPORT_SECONDS = 120.0
-"""Maximum duration of an import; a longer one ends the process."""
+"""Maximum duration of an import, after which the process ends. Protection, not tuned."""
 
 RESUME_SECONDS = 5.0
-"""Time in which clients must resubmit the suspects of a death."""
+"""Time in which clients must resubmit the suspects of a death. Protection, not tuned."""
 
 MAX_UNFINISHED = 16_384
-"""Maximum number of unfinished tasks of a client."""
+"""Maximum number of unfinished tasks of a client. Protection, not tuned."""
 
 MAX_CALLS = 1024
-"""Maximum number of calls of a client that wait for its worker."""
+"""Maximum number of calls of a client that wait for its worker. Protection, not tuned."""
 
-KEPT_EVENTS = 100_000
-"""Events of the log in memory; the file has all of them."""
+MAX_LOG_EVENTS = 100_000
+"""Maximum number of events of the log in memory; the file has all of them. Chosen: a few 10 MB."""
 
-FREE_TEXT = 4096
-"""JSON text of a message that does not count for its tenant, in bytes. Beyond that, parsed text counts eightfold."""
+FREE_TEXT_BYTES = 4096
+"""Size of a message's JSON text that does not count for its tenant. Beyond it, the text counts eightfold, because its
+Python objects take about as much."""
 
 
 class Session:
@@ -100,9 +100,9 @@ class Session:
     Attributes
     ----------
     key : int
-        Of the connection.
+        Number of the connection.
     number : int
-        Of the session, which continues on another connection if a device process dies.
+        Number of the session, which continues on another connection if a device process dies.
     """
 
     def __init__(self, connection: Connection, key: int, number: int, tenant: str, own: bool) -> None:
@@ -116,6 +116,7 @@ class Session:
         self.sending = threading.Lock()
         self.outbox: deque[tuple[dict[str, Any], Sequence[NDArray[Any]], int]] = deque()  # see DeviceProcess._send
         self.blocked_since = 0.0
+        self.importing: tuple[float, int] | None = None  # start of an import in the worker, and token of its request
         self.is_gone = False
 
 
@@ -130,8 +131,7 @@ class Submission:
         for k in self.read_only:
             self.arrays[k].flags.writeable = False
         self.buffers = dict(session.buffers)  # The client may free them before the request starts.
-        self.handles: list[Any] = []
-        self.unfinished = 0
+        self.handle: RequestHandle | None = None  # once it is in the scheduler
         self.failed = self.is_running = False
         self.numbers = range(0)
 
@@ -141,16 +141,16 @@ class Submission:
         return [k for k in writable if not np.array_equal(_items(self.arrays[k]), _items(self.originals[k]))]
 
     @property
-    def state(self) -> State:
-        """Where the first unfinished task is."""
-        return next((handle.state for handle in self.handles if not handle.done()), State.WAITING)
+    def is_waiting(self) -> bool:
+        """True if no task of the request has been launched."""
+        return self.handle is None or self.handle.state is State.WAITING
 
 
 class ServiceLog(Log):
     """A log that also hands each event to a function, with times and numbers of the whole service."""
 
     def __init__(self, report: Callable[[Event], None]) -> None:
-        super().__init__(max_events=KEPT_EVENTS)
+        super().__init__(max_events=MAX_LOG_EVENTS)
         self.offset, self._report = 0.0, report
 
     def add(self, event: Event) -> None:
@@ -166,12 +166,12 @@ class DeviceProcess:
     Parameters
     ----------
     control : Connection
-        To the service.
+        Connection to the service.
     page : StatusPage
     settings : dict
         Options of the scheduler and of the service, and the verdicts about earlier device processes.
     scheduler : callable
-        Makes the scheduler.
+        Constructor of the scheduler.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class DeviceProcess:
         self._by_token: dict[int, Submission] = {}  # A client that connects again uses its tokens again.
         self._by_number: dict[int, Submission] = {}
         self._fresh: list[Submission] = []
-        self._imports: dict[int, tuple[float, Submission]] = {}
+
         self._quarantine = Quarantine(settings["suspects"])
         self._culprits = {int(token): fields for token, fields in settings["culprits"].items()}
         self._named = frozenset(settings["tenants"] or ())
@@ -227,7 +227,7 @@ class DeviceProcess:
 
     def run(self) -> None:
         """Serve until the service sends "stop" or is gone."""
-        self._control.send({"type": "ready", "about": {**self._properties, "owner_pid": os.getpid()}})
+        self._control.send({"type": "ready", "properties": {**self._properties, "owner_pid": os.getpid()}})
         began = beat = written = saved = time.monotonic()
         while True:
             for key, ready in self._selector.select(max(0.0, beat - time.monotonic())):
@@ -264,7 +264,8 @@ class DeviceProcess:
                 self._selector.register(sock, selectors.EVENT_READ, session)
                 self._control.send({"type": "joined", "key": key})
                 hello = {"type": "hello", "version": VERSION, "session": number, "tenant": tenant}
-                self._send(session, {**hello, "about": self._properties, "max_message": self._settings["max_message"]})
+                hello |= {"properties": self._properties, "max_message": self._settings["max_message"]}
+                self._send(session, hello)
             return message.kind != "stop"
 
     def _serve(self, session: Session) -> None:
@@ -303,7 +304,7 @@ class DeviceProcess:
         if token in session.requests or session.unfinished + len(tasks) > MAX_UNFINISHED:
             raise errors.ServiceError(f"a client may have {MAX_UNFINISHED} unfinished tasks: wait for some of them")
         after = {session.number << 32 | n for n in message.get("after", list, []) if type(n) is int}
-        nbytes = message.nbytes + (8 * message.size if message.size > FREE_TEXT else 0)
+        nbytes = message.nbytes + (8 * message.size if message.size > FREE_TEXT_BYTES else 0)
         self._require_setting(session)
         self._hold(session, nbytes)
         try:
@@ -330,10 +331,8 @@ class DeviceProcess:
         above = [p for p in allow if named.get("module", "").startswith(p + ".")]
         if above:
             text += f" ({above[0]} is that module alone; --allow '{above[0]}.*' is for those below it)"
-        raise errors.ServiceError(
-            f"kernel {references.describe(named)} may not be launched by other users than the service's: {text}. "
-            "Kernels are code that runs as that user; ask for --allow"
-        )
+        kernel = references.describe(named)
+        raise errors.ServiceError(f"kernel {kernel} may not be launched by other users: {text}; ask for --allow")
 
     def _require_setting(self, session: Session) -> None:
         """Raise QuotaError if only other tenants may submit; such a client may still read status and metrics."""
@@ -345,11 +344,10 @@ class DeviceProcess:
         tenant, limit = session.tenant, self._settings["max_held"]
         with self._lock:
             if self._held[tenant] + nbytes > limit:
-                raise errors.QuotaError(
-                    f"tenant {tenant!r} has {self._held[tenant]} bytes of input, arrays and answers at the service, "
-                    f"and {nbytes} more exceed {limit}: wait for results, free arrays, or start the service with a "
-                    "larger --max-held"
+                text = (
+                    f"tenant {tenant!r} has {self._held[tenant]} bytes at the service, and {nbytes} more exceed {limit}"
                 )
+                raise errors.QuotaError(f"{text}: wait for results, free arrays, or start the service with --max-held")
             self._held[tenant] += nbytes
 
     def _release(self, session: Session, nbytes: int) -> None:
@@ -366,7 +364,8 @@ class DeviceProcess:
 
     def _state(self, session: Session, call: int, message: Message) -> None:
         submission = session.requests.get(session.number << 32 | message.get("request", int))
-        self._reply(session, call, {"state": State.WAITING.value if submission is None else submission.state.value})
+        handle = None if submission is None else submission.handle
+        self._reply(session, call, {"state": State.WAITING.value if handle is None else handle.state.value})
 
     def _resumed(self, session: Session, call: int, message: Message) -> None:
         self._reply(session, call, {})
@@ -454,9 +453,7 @@ class DeviceProcess:
     def _render(self, tenant: str | None) -> str:
         status = self._status()
         with self._metrics_lock:
-            self._metrics.service(
-                restarts=status["owner_restarts"], clients=status["clients"], held=status["held_bytes"]
-            )
+            self._metrics.set_service(status["owner_restarts"], status["clients"], status["held_bytes"])
             return self._metrics.render(tenant)
 
     # -- sending
@@ -493,14 +490,14 @@ class DeviceProcess:
         """Send a message, as soon as the client has read earlier ones; then its tenant has `held` bytes less."""
         with session.sending:
             if session.outbox or not self._try_to_send(session, header, arrays, held):
-                if not session.outbox:  # Receive nothing from a client that does not read.
+                if not session.outbox:  # Stop receiving from a client that does not read.
                     session.blocked_since = time.monotonic()
                     self._selector.modify(session.connection.sock, selectors.EVENT_WRITE, session)
                 session.outbox.append((header, arrays, held))
 
     def _try_to_send(self, session: Session, header: dict[str, Any], arrays: Sequence[NDArray[Any]], held: int) -> bool:
         """Send a message; return False if the client must read first."""
-        self._release(session, held)  # before the client has the message, and may use the bytes again
+        self._release(session, held)  # The client may use the bytes again as soon as it has the message.
         try:
             if not session.is_gone:
                 session.connection.send(header, arrays, wait=False)
@@ -509,7 +506,7 @@ class DeviceProcess:
             with contextlib.suppress(OSError):
                 session.connection.send({**fields, "error": error_fields(error)}, wait=False)
         except OSError as error:
-            # Otherwise there are too few resources, or (ETOOMANYREFS) too many descriptors in sockets of this user.
+            # Other errors: too few resources, or (ETOOMANYREFS) too many descriptors in sockets of this user.
             if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF):
                 self._release(session, -held)
                 return False
@@ -551,7 +548,7 @@ class DeviceProcess:
         with self._lock:
             starts = change()
             self._page.alone = self._quarantine.alone
-            for start in starts:  # in the lock: another thread must not start later requests before these
+            for start in starts:  # The lock keeps other threads from starting later requests before these.
                 start()
 
     def _withdraw(self, submission: Submission) -> bool:
@@ -584,7 +581,11 @@ class DeviceProcess:
             if session.is_gone or any(r.failed for r in earlier) or any(t in session.failed for t in after):
                 self._fail(submission, {"cancelled": True})
                 return
-            kernels = [self._load(submission, task["kernel"]) for task in submission.tasks]
+            kernels = []
+            for task in submission.tasks:
+                session.importing = time.monotonic(), submission.token
+                kernels.append(self._kernels.load(task["kernel"]))
+            session.importing = None
             profile, name = profile_of(header.get("profile")), checked(header, "name", str, "")
             size = checked(header, "size", dict, {})
             if len(name) > references.MAX_NAME or not all(type(n) in (int, float) for n in size.values()):
@@ -608,32 +609,18 @@ class DeviceProcess:
                 first = self._page.reserve_numbers(len(ready))
                 submission.numbers = range(first, first + len(ready))
                 self._by_number.update(dict.fromkeys(submission.numbers, submission))
-            submission.unfinished = len(ready)
             request = Request(name or ready[0].name, ready, first=first)
-            submission.handles = self._scheduler.submit_request(request, [r.handles[-1] for r in earlier])
-            for handle in submission.handles:
-                handle.add_done_callback(functools.partial(self._done, submission))
+            before = [r.handle.handles[-1] for r in earlier if r.handle is not None]
+            submission.handle = RequestHandle(request.name, self._scheduler.submit_request(request, before))
+            end = functools.partial(self._end, submission)
+            submission.handle.add_done_callback(lambda _: self._reports.put(end))
             self._fresh.append(submission)
         except BaseException as error:
             if (failure := self._scheduler.failure) is not None:
                 self._fault(str(failure))
             self._fail(submission, {"error": error_fields(error)})
         finally:
-            submission.buffers = {}
-
-    def _load(self, submission: Submission, named: dict[str, str]) -> Any:
-        self._imports[threading.get_ident()] = time.monotonic(), submission
-        try:
-            return self._kernels.load(named)
-        finally:
-            del self._imports[threading.get_ident()]
-
-    def _done(self, submission: Submission, _: object) -> None:
-        with self._lock:
-            submission.unfinished -= 1
-            if submission.unfinished:
-                return
-        self._reports.put(functools.partial(self._end, submission))
+            submission.buffers, session.importing = {}, None
 
     def _note(self, event: Event) -> None:
         """Keep the status page; called in the scheduler's thread for each event."""
@@ -657,7 +644,7 @@ class DeviceProcess:
         with self._metrics_lock:
             self._metrics.observe(event)
         self._append(event.plain())
-        if event.kind == "lost" and "reason" not in event.why:  # not of an earlier device process
+        if event.kind == "lost" and "reason" not in event.why:  # A task of an earlier device process has a reason.
             self._fault(str(event.why.get("error", "the device failed")))
 
     def _append(self, line: dict[str, Any]) -> None:
@@ -671,9 +658,8 @@ class DeviceProcess:
                 self._file.truncate(self._file.tell() - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self._log_error(
-                self._file.name, "events are missing from %s: %s; `sched status --log` has the last ones", error
-            )
+            problem = "events are missing from %s: %s; `sched status --log` has the last ones"
+            self._log_error(self._file.name, problem, error)
 
     def _write_metrics(self) -> None:
         """Write the file of metrics. A full disk must not stop the requests."""
@@ -693,8 +679,11 @@ class DeviceProcess:
 
     def _end(self, submission: Submission) -> None:
         """Send the result of a request whose tasks have ended."""
-        failures = [handle.exception() for handle in submission.handles if not handle.cancelled()]
-        error = next((failure for failure in failures if failure is not None), None)
+        handle = submission.handle
+        assert handle is not None
+        if handle.cancelled():
+            return self._finish(submission, {"cancelled": True})
+        error = handle.exception()
         if isinstance(error, errors.StallError):
             # This process cannot stop its threads, or the GPU.
             self._fault(str(error), submission.token, error_fields(error))
@@ -702,8 +691,6 @@ class DeviceProcess:
             self._fault(str(error))
         elif error is not None:
             self._finish(submission, {"error": error_fields(error)})
-        elif len(failures) < len(submission.handles):
-            self._finish(submission, {"cancelled": True})
         else:
             changed = submission.changes()
             self._finish(submission, {"changed": changed}, [submission.arrays[k] for k in changed])
@@ -743,9 +730,9 @@ class DeviceProcess:
         self._finish(submission, {"error": fields})
 
     def _clear_waiting(self) -> None:
-        """Remove the requests from the status page that only wait in the scheduler, which has survived them."""
+        """Remove requests that wait in the scheduler from the status page: their imports did not end the process."""
         fresh, self._fresh = self._fresh, []
-        waiting = [s for s in fresh if s.unfinished and s.state is State.WAITING]
+        waiting = [s for s in fresh if s.is_waiting]
         if waiting:
             self._scheduler.inspect(lambda _: None)  # The launches of earlier decisions are recorded by now.
             with self._lock:
@@ -754,24 +741,23 @@ class DeviceProcess:
                         self._page.discard(submission.token)
 
     def _save(self) -> None:
-        with contextlib.suppress(Exception):  # A full disk is no reason to stop.
+        with contextlib.suppress(Exception):  # A full disk must not stop the requests.
             self._learner.save()
 
-    # -- signs of life, and the end
+    # -- heartbeats, and the end
 
     def _check(self, now: float) -> None:
-        """Report that this process works, or end it; drop clients that do not read."""
+        """Send a heartbeat, or end this process; drop clients that do not read."""
         for session in list(self._sessions.values()):
             if session.outbox and now - session.blocked_since > TIMEOUT_SECONDS:
                 self._drop(session)
             if session.is_gone and not session.requests:
                 del self._sessions[session.key]
+            if (importing := session.importing) is not None and now - importing[0] > IMPORT_SECONDS:
+                text = f"importing its file of kernels took over {IMPORT_SECONDS:g} s"
+                self._fault(text, importing[1], error_fields(errors.TaskLostError(text)))
         if (failure := self._scheduler.failure) is not None:
             self._fault(str(failure))
-        began, submission = min(list(self._imports.values()), default=(math.inf, None), key=operator.itemgetter(0))
-        if submission is not None and now - began > IMPORT_SECONDS:
-            text = f"importing its file of kernels took over {IMPORT_SECONDS:g} s"
-            self._fault(text, submission.token, error_fields(errors.TaskLostError(text)))
         if self._control.is_writable():  # A stopped service leaves room for the messages that must not be lost.
             self._control.send({"type": "beat"})
         self._reports.put(self._clear_waiting)
@@ -806,10 +792,7 @@ _HANDLERS: dict[str, Callable[[DeviceProcess, Session, int, Message], None]] = {
 
 def not_named(tenant: str, named: Iterable[str]) -> str:
     """Return the message about a tenant without a setting."""
-    return (
-        f"tenant {tenant!r} has no setting in this service: connect(tenant=...) as one of "
-        f"{', '.join(sorted(named))}, or ask for it in --tenants"
-    )
+    return f"tenant {tenant!r} has no setting in this service: connect as one of {', '.join(sorted(named))}"
 
 
 def _buffer(buffers: dict[int, Any], number: int) -> Any:
@@ -820,8 +803,7 @@ def _buffer(buffers: dict[int, Any], number: int) -> Any:
 
 def _cancel(submission: Submission) -> bool:
     """Cancel the tasks of a request that have not ended."""
-    handle = next((handle for handle in submission.handles if not handle.done()), None)
-    return handle is not None and bool(handle.cancel())
+    return submission.handle is not None and submission.handle.cancel()
 
 
 def _items(array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -835,7 +817,7 @@ def _text(text: str) -> NDArray[np.uint8]:
 def main(arguments: Sequence[str], scheduler: Any = Scheduler) -> None:
     """Run a device process with the descriptors of its connection to the service and of the status page."""
     # If the service is killed, no process may keep the device.
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # Each message in a socket may hold a descriptor.

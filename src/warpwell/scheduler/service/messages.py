@@ -29,29 +29,30 @@ from numpy.typing import NDArray
 from ... import errors
 from ..task import Kind, Profile
 
-VERSION = 3
+VERSION = 4
 """Version of the messages. Peers of another version are refused."""
 
 MAX_TEXT = 1 << 16
-"""Maximum size of a message without its arrays, in bytes."""
+"""Maximum size of a message without its arrays, in bytes: below the default send buffer of Linux, 208 KiB."""
 
 MAX_ARRAYS = 1024
-"""Maximum number of arrays in a message."""
+"""Maximum number of arrays in a message. Protection, not tuned."""
 
 MAX_DIMENSIONS = 32
-"""Maximum number of dimensions of an array."""
+"""Maximum number of dimensions of an array, as in NumPy 1."""
 
 MAX_BYTES = 1 << 30
-"""Default of the maximum size of a message's arrays, in bytes."""
+"""Default limit of the size of a message's arrays, in bytes. Protection, not tuned."""
 
 MAX_TASKS, MAX_ARGUMENTS, MAX_THREADS = 256, 256, 1 << 40
-"""Limits of a request's launches, of a launch's arguments and of its threads."""
+"""Maximum numbers of a request's launches, of a launch's arguments and of its threads. Protection, not tuned."""
 
 MAPPED_BYTES = 4 << 20
-"""Smaller arrays are copied from the memfd: a mapping holds a descriptor, and a process has at most 65,530 mappings."""
+"""Minimum size of arrays that are mapped, in bytes. Smaller ones are copied from the memfd: a mapping holds a
+descriptor, and a process has at most 65,530 mappings."""
 
 TIMEOUT_SECONDS = 10.0
-"""Time in which a peer must send its hello, and read what is sent to it."""
+"""Time in which a peer must send its hello, and read messages. Protection, not tuned."""
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 INT64 = range(-(1 << 63), 1 << 63)
@@ -63,7 +64,6 @@ Layout = list[tuple[np.dtype[Any], tuple[int, ...], int]]
 """Dtype, shape and offset of each array in a memfd."""
 
 _ALIGNMENT = 64
-_CREDENTIALS = struct.Struct("3i")
 
 
 @dataclass
@@ -181,9 +181,8 @@ class Connection:
         layout, nbytes = _layout(listed)
         if len(text) > MAX_TEXT or nbytes > self.max_bytes or len(arrays) > MAX_ARRAYS:
             raise errors.MessageSizeError(
-                f"a message of {len(arrays)} arrays, {nbytes} bytes and {len(text)} bytes of JSON is too large for "
-                f"{self.peer}: at most {MAX_ARRAYS}, {self.max_bytes} and {MAX_TEXT}. Send less at a time, or start "
-                "the service with a larger --max-message"
+                f"a message of {len(arrays)} arrays, {nbytes} bytes and {len(text)} bytes of JSON is too large: at "
+                f"most {MAX_ARRAYS}, {self.max_bytes} and {MAX_TEXT}. Send less, or start a service with --max-message"
             )
         if nbytes and not wait and not self.is_writable():  # Copying the arrays would be useless.
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -225,9 +224,7 @@ class Connection:
             if not text:
                 raise EOFError(f"{self.peer} has closed the connection")
             if received & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-                raise errors.ServiceError(
-                    f"{self.peer} sent a message of more than {MAX_TEXT} bytes or one descriptor: send less at a time"
-                )
+                raise errors.ServiceError(f"{self.peer} sent more than {MAX_TEXT} bytes or one descriptor: send less")
             message.header = _parse(text, self.peer)
             try:
                 message.layout, message.nbytes = _layout(message.header.pop("arrays", []))
@@ -235,10 +232,8 @@ class Connection:
             except (TypeError, ValueError):
                 is_valid = False
             if not is_valid:
-                raise errors.ServiceError(
-                    f"{self.peer} sent a list of arrays that is invalid or has more than {self.max_bytes} bytes: send "
-                    "less at a time, or start the service with a larger --max-message"
-                )
+                problem = f"{self.peer} sent a list of arrays that is invalid or has more than {self.max_bytes} bytes"
+                raise errors.ServiceError(f"{problem}: send less, or start the service with --max-message")
         except BaseException:
             message.close()
             raise
@@ -260,20 +255,12 @@ class Connection:
         self.sock.close()
 
 
-def credentials(sock: socket.socket) -> tuple[int, int]:
-    """Return process and user at the other end when it connected, as the kernel recorded them."""
-    pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return pid, uid
-
-
 def check_version(hello: Message, peer: str, receiver: str) -> None:
     """Raise ServiceError if the hello of a peer has another version."""
     version = hello.get("version", int)
     if version != VERSION:
-        raise errors.ServiceError(
-            f"{peer} has version {version} of the protocol, and {receiver} version {VERSION}: install the same version "
-            "of Warpwell for both, and start the service again"
-        )
+        text = f"{peer} has version {version} of the protocol, and {receiver} version {VERSION}"
+        raise errors.ServiceError(f"{text}: install one version of Warpwell for both, and start the service again")
 
 
 def checked(values: Any, name: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
@@ -330,11 +317,7 @@ def error_fields(error: BaseException) -> dict[str, Any]:
     name, text = type(error).__name__, str(error)[: MAX_TEXT // 16]
     if not isinstance(error, errors.WarpwellError):
         name, text = "SchedulerError", f"{name}: {text}"
-    plain = {
-        key: value
-        for key, value in vars(error).items()
-        if isinstance(value, str | int | float | bool) and len(str(value)) <= 1024
-    }
+    plain = {k: v for k, v in vars(error).items() if isinstance(v, str | int | float | bool) and len(str(v)) <= 1024}
     return {"class": name, "message": text, "attributes": plain}
 
 
@@ -371,10 +354,8 @@ def _plain(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array as it is sent: in C order, little-endian."""
     dtype = array.dtype.newbyteorder("<")
     if dtype.str not in ITEMS or array.ndim > MAX_DIMENSIONS:
-        raise errors.DTypeError(
-            f"an array of {array.dtype} with {array.ndim} dimensions cannot be sent to a service: use booleans, "
-            f"integers, floats or complex numbers in at most {MAX_DIMENSIONS} dimensions"
-        )
+        text = f"an array of {array.dtype} with {array.ndim} dimensions cannot be sent to a service"
+        raise errors.DTypeError(f"{text}: use plain numbers in at most {MAX_DIMENSIONS} dimensions")
     return np.ascontiguousarray(array, dtype).reshape(array.shape)
 
 
@@ -400,9 +381,8 @@ def _parse(text: bytes, peer: str) -> dict[str, Any]:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise errors.ServiceError(f"{peer} sent a message that is not JSON: {error}") from None
-    if not isinstance(header, dict) or not isinstance(header.get("type"), str):
-        raise errors.ServiceError(f"{peer} sent a message that is not an object with a type")
-    return header
+    checked(header, "type", str)
+    return dict(header)
 
 
 def _layout(listed: Any) -> tuple[Layout, int]:

@@ -25,10 +25,10 @@ from ... import errors
 from .messages import error_fields
 
 SLOTS = 8192
-"""Tokens on a status page. Requests beyond this number are not suspects."""
+"""Maximum number of tokens on a status page, which has 64 KiB. Requests beyond this number are not suspects."""
 
 MAX_CULPRITS = 1024
-"""Culprits that are remembered until their clients have resubmitted them."""
+"""Maximum number of culprits whose errors wait for the clients to resubmit them. Protection, not tuned."""
 
 Start = Callable[[], object]
 """Function that starts a request."""

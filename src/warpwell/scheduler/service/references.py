@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from ... import errors
-from ...targets import Kernel, Launch, stamp_of
+from ...targets import Kernel, stamp_of
 from .messages import checked
 
 MAX_FILE_BYTES = 4 << 20
@@ -43,30 +43,21 @@ def reference(kernel: Any) -> dict[str, str]:
 
     Raise ArgumentError if it is not a kernel, if no other process can find it, or if its file has changed.
     """
-    if isinstance(kernel, Launch):
-        raise errors.ArgumentError("this is a launch without its arguments: pass kernel[n]", name="kernel")
     if not isinstance(kernel, Kernel):
-        raise errors.ArgumentError(
-            f"{kernel!r:.80} is not a function with @ww.kernel, and a service accepts only these: submit CUDA C++ to a "
-            "Scheduler of your own",
-            name="kernel",
-        )
+        text = f"{kernel!r:.80} is not a function with @ww.kernel: submit CUDA C++ to a Scheduler of your own"
+        raise errors.ArgumentError(text, name="kernel")
     name, stamp, module = kernel.function.__qualname__, kernel.stamp, sys.modules.get(kernel.function.__module__)
     if not _NAME.fullmatch(name) or module is None or getattr(module, name, None) is not kernel:
-        raise errors.ArgumentError(
-            f"kernel {name!r} is not found by its name in {kernel.function.__module__}, which a service imports: "
-            "define it at the top level of a module or script, under its own name",
-            name="kernel",
+        text = (
+            f"{kernel.function.__module__} has no kernel {name!r} for a service: define it at the top level of a file"
         )
+        raise errors.ArgumentError(text, name="kernel")
     path = _source(module)
     digest = _hash_of_imported(path, name, stamp) if path else ""
     if module.__name__ != "__main__" and module.__spec__ is not None and module.__spec__.parent:
         return {"module": module.__name__, "name": name, "sha256": digest}
     if path is None:
-        raise errors.ArgumentError(
-            f"kernel {name!r} has no file that a service could read (a notebook, or python -c): put it into a .py file",
-            name="kernel",
-        )
+        raise errors.ArgumentError(f"kernel {name!r} has no file for a service: put it into a .py file", name="kernel")
     return {"path": str(path.resolve()), "name": name, "sha256": digest}
 
 
@@ -74,13 +65,12 @@ def check(named: Any) -> dict[str, str]:
     """Return a received reference; raise ServiceError if it is invalid."""
     where = "module" if isinstance(named, dict) and "module" in named else "path"
     found = {key: checked(named, key, str) for key in ("name", "sha256", where)}
-    valid = bool(_NAME.fullmatch(found["name"]) and re.fullmatch(r"[0-9a-f]{64}|", found["sha256"]))
-    valid = valid and len(found["name"]) <= MAX_NAME and len(found[where]) <= MAX_PATH
     if where == "module":
-        valid = valid and _MODULE.fullmatch(found["module"]) is not None
+        is_valid = _MODULE.fullmatch(found["module"]) is not None
     else:
-        valid = valid and found["sha256"] != "" and os.path.isabs(found["path"]) and "\0" not in found["path"]
-    if not valid:
+        is_valid = found["sha256"] != "" and os.path.isabs(found["path"]) and "\0" not in found["path"]
+    is_valid = is_valid and len(found["name"]) <= MAX_NAME and len(found[where]) <= MAX_PATH
+    if not (is_valid and _NAME.fullmatch(found["name"]) and re.fullmatch(r"[0-9a-f]{64}|", found["sha256"])):
         raise errors.ServiceError("a kernel is named by module and name, or by absolute path, name and SHA-256")
     return found
 
@@ -89,10 +79,8 @@ def checked_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
     """Return patterns of modules, ``pkg.mod`` or ``pkg.*``; raise ArgumentError if one is something else."""
     for pattern in (found := tuple(patterns)):
         if not _MODULE.fullmatch(pattern.removesuffix(".*")):
-            raise errors.ArgumentError(
-                f"allow={pattern!r} names no module: give pkg.mod for one module, and pkg.* for those below pkg",
-                name="allow",
-            )
+            text = f"allow={pattern!r} is not a module: expected pkg.mod, or pkg.* for the modules below pkg"
+            raise errors.ArgumentError(text, name="allow")
     return found
 
 
@@ -125,11 +113,10 @@ class Kernels:
         kernel = getattr(module, named["name"], None)
         # A pattern that allows a module does not allow the kernels that the module imports from another one.
         if not isinstance(kernel, Kernel) or named.get("module") not in (None, kernel.function.__module__):
-            raise errors.SchedulerError(
-                f"{describe(named)} is not a kernel for the device process: decorate the function with @ww.kernel, at "
-                "the top level of its file",
-                task=named["name"],
+            text = (
+                f"{describe(named)} is not a kernel: decorate a function at the top level of its file with @ww.kernel"
             )
+            raise errors.SchedulerError(text, task=named["name"])
         return kernel
 
     def _import(self, name: str, named: dict[str, str]) -> ModuleType:
@@ -144,11 +131,8 @@ class Kernels:
                 path = _source(sys.modules[each])
                 self._hashes.setdefault(each, _hash(path.read_bytes()) if path else "")
         if named["sha256"] not in ("", self._hashes[name]):
-            raise errors.SchedulerError(
-                f"{describe(named)} differs between the device process and your program: its file has changed, or it "
-                "is installed twice. Start the service again",
-                task=named["name"],
-            )
+            text = f"{describe(named)} differs between the device process and your program: start the service again"
+            raise errors.SchedulerError(text, task=named["name"])
         return module
 
     def _run(self, path: str, named: dict[str, str]) -> ModuleType:
@@ -159,23 +143,17 @@ class Kernels:
                     with open(path, "rb") as stream:
                         content = stream.read(MAX_FILE_BYTES + 1)
                 except OSError as error:
-                    raise errors.SchedulerError(
-                        f"the device process cannot read {path}: {error.strerror}. Move the kernel to a file that it "
-                        "can read",
-                        task=named["name"],
-                    ) from None
+                    text = f"the device process cannot read {path} ({error.strerror}): change its permissions"
+                    raise errors.SchedulerError(text, task=named["name"]) from None
                 if len(content) > MAX_FILE_BYTES or _hash(content) != named["sha256"]:
-                    raise errors.SchedulerError(
-                        f"{path} differs from the file of your program: it has changed since your program read it. "
-                        "Start your program again",
-                        task=named["name"],
-                    )
+                    text = f"{path} is not what your program read, because it has changed: start your program again"
+                    raise errors.SchedulerError(text, task=named["name"])
                 # Compiled code is cached under the module's name, and is valid for all kernels that did not change.
                 module = ModuleType(f"warpwell_kernels_{_hash(path.encode())[:20]}")
                 module.__file__ = path
                 # The compiler and its messages see the lines that run, even if the file changes.
-                text = content.decode(errors="replace")
-                linecache.cache[path] = len(content), None, text.splitlines(keepends=True), path
+                source = content.decode(errors="replace").splitlines(keepends=True)
+                linecache.cache[path] = len(content), None, source, path
                 sys.modules[module.__name__] = module
                 with _importing(named):
                     exec(compile(content, path, "exec"), module.__dict__)
@@ -196,12 +174,11 @@ def _importing(named: dict[str, str]) -> Iterator[None]:
     except (KeyboardInterrupt, errors.ServiceError):
         raise
     except BaseException as error:  # including SystemExit of a script without a guard
-        raise errors.SchedulerError(
-            f"the device process could not import {named.get('module') or named.get('path')}: "
-            f"{type(error).__name__}: {error}. It must be installed for the device process, or be a single file; "
-            "put the code that a script runs under if __name__ == '__main__'",
-            task=named["name"],
-        ) from None
+        text = (
+            f"the device process could not import {named.get('module') or named['path']}: {type(error).__name__}: "
+            f"{error}. Install it there; a script needs if __name__ == '__main__' before the code that it runs"
+        )
+        raise errors.SchedulerError(text, task=named["name"]) from None
 
 
 def _source(module: ModuleType) -> Path | None:
@@ -222,11 +199,8 @@ def _hash_of_imported(path: Path, name: str, stamp: tuple[int, int] | None) -> s
     if stamp in (None, current):
         _imported_hashes[path, stamp] = digest
     elif _imported_hashes.get((path, stamp)) != digest:
-        raise errors.ArgumentError(
-            f"{path} has changed since your program imported kernel {name!r}, and the service would run the new file: "
-            "start your program again, or reload the module (importlib.reload) and use its new kernel",
-            name="kernel",
-        )
+        text = f"{path} has changed since your program imported kernel {name!r}: use importlib.reload, or start again"
+        raise errors.ArgumentError(text, name="kernel")
     return digest
 
 

@@ -31,42 +31,43 @@ import numpy as np
 
 from ... import errors
 from ..._check import checked_device, checked_nbytes
+from ..._os import socket_peer
 from ...replacing import unfinished
 from ..tenants import read_tenants
 from . import address, messages, references
 from .device_process import not_named
-from .messages import Connection, Message
+from .messages import TIMEOUT_SECONDS, Connection, Message
 from .recovery import StatusPage, Verdicts
 
 MAX_HELD = 8 << 30
-"""Default of the bytes of a tenant at the service."""
+"""Default limit of a tenant's data at the service, in bytes."""
 
 MAX_CLIENTS = 64
-"""Connections of a tenant; a user may have twice as many."""
+"""Maximum number of connections of a tenant; a user may have twice as many. Protection, not tuned."""
 
 MAX_SILENT = 16
-"""Connections of a user that have not sent a hello. With one more, the oldest is closed."""
+"""Maximum number of connections of a user that have not sent a hello; with one more, the service closes the oldest."""
 
 SILENCE_SECONDS = 30.0
-"""Time without a message from the device process, after which it is killed. It sends one each second."""
+"""Time without a message from the device process, after which the service kills it. It sends one each second."""
 
 START_SECONDS = 120.0
-"""Time that a device process has to start."""
+"""Time limit of the start of a device process: CUDA and imports may take tens of seconds on a busy machine."""
 
 MAX_STARTS = 3
-"""Device processes in a row that may die before they are ready; then the service fails."""
+"""Number of consecutive device processes that may die before they are ready; then the service fails."""
 
 EXIT_SECONDS, URGENT_EXIT_SECONDS = 5.0, 0.25
-"""Time that the device process has to exit before it is killed; the second if the user waits after Ctrl-C."""
+"""Time limit of the exit of the device process, which is then killed; the second applies after Ctrl-C."""
 
 MAX_SESSIONS = 4096
-"""Sessions that clients may continue on another connection."""
+"""Maximum number of sessions that clients may continue on another connection. Protection, not tuned."""
 
 TICK_SECONDS = 1.0
 """Interval of checks, and of messages to clients that wait for a device process."""
 
 COMMAND = (sys.executable, "-P", "-m", "warpwell.scheduler.service.device_process")
-"""Starts a device process. With -P a file in the current folder cannot replace a module."""
+"""Command of a device process. With -P a file in the current folder cannot replace a module."""
 
 _STOPPED = "the service was stopped: start it again with `warpwell sched serve`"
 
@@ -110,13 +111,10 @@ class Service:
         Maximum size of the arrays of one message, and of the data of one tenant at the service, in bytes.
     stuck : float, optional
         Time in which a kernel must end a block, in seconds (see `Scheduler`).
-    patience : float
-        Time in which a process must identify itself, in seconds.
-    silence : float
-        Time without a message from the device process, in seconds, after which it is killed.
-    command : sequence of str
-        Starts a device process.
     """
+
+    # Time in which a process must send its hello, maximum silence of the device process, and its command.
+    hello_seconds, silence_seconds, command = TIMEOUT_SECONDS, SILENCE_SECONDS, COMMAND
 
     def __init__(
         self,
@@ -135,9 +133,6 @@ class Service:
         max_message: int | str = messages.MAX_BYTES,
         max_held: int | str = MAX_HELD,
         stuck: float | None = None,
-        patience: float = messages.TIMEOUT_SECONDS,
-        silence: float = SILENCE_SECONDS,
-        command: Sequence[str] = COMMAND,
     ) -> None:
         self.path = address.checked_path(path)
         self._group = None if group is None else address.own_group(str(group))
@@ -146,9 +141,8 @@ class Service:
         self._named = frozenset(named)
         unnamed = sorted(set((users or {}).values()) - self._named)
         if self._named and unnamed:
-            raise errors.ArgumentError(
-                f"users are tenants {', '.join(unnamed)}, which have no setting in tenants=: add them", name="users"
-            )
+            text = f"users are tenants {', '.join(unnamed)}, which have no setting in tenants=: add them"
+            raise errors.ArgumentError(text, name="users")
         self._settings = {
             "device": None if device is None else checked_device(device, among=("cpu", "cuda")),
             "policy": policy,
@@ -163,8 +157,7 @@ class Service:
             "metrics": None if metrics is None else os.path.abspath(metrics),
             "began": time.monotonic(),
         }
-        self._patience, self._silence, self._command = patience, silence, tuple(command)
-        self.about: dict[str, Any] = {}
+        self.properties: dict[str, Any] = {}
         self.failure = ""
         self.process: subprocess.Popen[bytes] | None = None
         self._control: Connection | None = None
@@ -203,12 +196,11 @@ class Service:
             self._selector.register(self._wake, selectors.EVENT_READ, functools.partial(os.eventfd_read, self._wake))
             self._thread.start()
             if not self._ready.wait(timeout) or self.failure:
-                raise errors.ServiceError(
-                    f"the device process does not start: {self.failure or f'not ready in {timeout:g} s'}"
-                )
+                problem = self.failure or f"it was not ready in {timeout:g} s"
+                raise errors.ServiceError(f"the device process does not start: {problem}")
             self._listen()
         except BaseException as error:
-            self.close(soon=not isinstance(error, Exception))
+            self.close(urgent=not isinstance(error, Exception))
             raise
         return self
 
@@ -218,16 +210,16 @@ class Service:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self, *, soon: bool = False) -> None:
+    def close(self, *, urgent: bool = False) -> None:
         """Stop: clients get `ServiceError`, the device process exits, the socket is removed. May be called twice.
 
         Parameters
         ----------
-        soon : bool
+        urgent : bool
             Wait for the device process for a fraction of a second only.
         """
         if self._stop_seconds is None:
-            self._stop_seconds = URGENT_EXIT_SECONDS if soon else EXIT_SECONDS
+            self._stop_seconds = URGENT_EXIT_SECONDS if urgent else EXIT_SECONDS
             if self._thread.is_alive():
                 os.eventfd_write(self._wake, 1)
         if self._thread.is_alive():
@@ -289,12 +281,12 @@ class Service:
     def _check(self) -> None:
         """Kill a silent device process; close late connections; report to clients that wait."""
         now = time.monotonic()
-        limit = self._silence if self._is_ready else START_SECONDS
+        limit = self.silence_seconds if self._is_ready else START_SECONDS
         if self._control is not None and now - self._last_message > limit:
             self._bury(f"it did not answer for {limit:g} s")
         for client in list(self._clients.values()):
-            if not client.tenant and now - client.since > self._patience:
-                self._refuse(client, f"{client.connection.peer} did not send 'hello' within {self._patience:g} s")
+            if not client.tenant and now - client.since > self.hello_seconds:
+                self._refuse(client, f"{client.connection.peer} did not send 'hello' within {self.hello_seconds:g} s")
             elif client.tenant and not client.joined:
                 with contextlib.suppress(OSError):
                     client.connection.send({"type": "starting"}, wait=False)
@@ -312,10 +304,10 @@ class Service:
             time.sleep(0.05)  # There are no descriptors until other connections end.
             return
         sock.setblocking(True)
-        pid, user = messages.credentials(sock)
+        pid, user = socket_peer(sock)
         silent = [c for c in self._clients.values() if c.user == user and not c.tenant]
-        for oldest in silent[: max(0, len(silent) - MAX_SILENT + 1)]:
-            self._forget(oldest)
+        if len(silent) >= MAX_SILENT:
+            self._forget(silent[0])
         key = next(self._numbers)
         connection = Connection(sock, f"client {key} (process {pid} of user {user})", 0)
         client = self._clients[key] = Client(connection, key, user, time.monotonic())
@@ -400,10 +392,8 @@ class Service:
         if requested is not None and not (0 < len(requested) <= 64 and requested.isprintable()):
             raise errors.ServiceError("a tenant's name has 1 to 64 printable letters")
         if self._group is None and not own:
-            raise errors.ServiceError(
-                f"this service is for user {os.getuid()} alone, and you are user {user}: start a service of your own, "
-                "or ask for one with --group"
-            )
+            text = f"this service is for user {os.getuid()} alone, and you are user {user}: ask for one with --group"
+            raise errors.ServiceError(text)
         if self._users is not None and not own and user not in users:
             raise errors.ServiceError(f"user {user} is not a tenant of this service: ask to be added to --users")
         tenant = users.get(user) or ("default" if self._group is None else _login(user))
@@ -425,7 +415,7 @@ class Service:
             with child_end:
                 descriptors = [child_end.fileno(), self._page.fd]
                 self.process = subprocess.Popen(
-                    [*self._command, *map(str, descriptors)],
+                    [*self.command, *map(str, descriptors)],
                     pass_fds=descriptors,
                     stdin=subprocess.DEVNULL,
                     stdout=2,  # Output of kernels' files is not output of the service.
@@ -460,7 +450,7 @@ class Service:
     def _handle(self, message: Message) -> None:
         client = self._clients.get(message.get("key", int, 0))
         if message.kind == "ready":
-            self.about = message.get("about", dict)
+            self.properties = message.get("properties", dict)
             self._is_ready, self._unready = True, 0
             self._ready.set()
             for each in self._greeted_clients():
