@@ -251,9 +251,9 @@ def _cut_recovery(durability: str, held: State, files: RecordingFiles, second: s
         log.commit()
         committed = len(files.events) if durability != "none" else sys.maxsize
         if rng.random() < 0.5:
-            keys, lens = padded(list(after))
             locations = {**index_of(log), b"second": append_one(log, b"second", after[b"second"])}
-            log.snapshot(keys, lens, np.array([locations[key] for key in after], np.int64))
+            keys = padded(list(after))[0].view(np.int64)
+            log.snapshot(np.column_stack([keys, np.array([locations[key] for key in after], np.int64)]))
             committed = min(committed, len(files.events))
     at = rng.randint(before, len(files.events))
     acknowledged = int(at >= min(committed, len(files.events)))

@@ -13,7 +13,7 @@ Items = NDArray[np.int64]
 
 ZIPFIAN_CONSTANT = 0.99
 
-# ScrambledZipfianGenerator.java draws from so many items, whatever the store holds, and carries their zeta(0.99).
+# ScrambledZipfianGenerator.java draws from this number of items for every store, and contains their zeta(0.99).
 SCRAMBLED_ITEMS = 10_000_000_000
 SCRAMBLED_ZETA = 26.46902820178302
 
@@ -78,7 +78,7 @@ class Zipfian:
         return zipfian(random.random(count.size), count, self._zetas(count), self.theta)
 
     def _zetas(self, count: Items) -> NDArray[np.float64]:
-        """Return zeta of each count; what was summed for an earlier draw is kept."""
+        """Return zeta of each count; sums of earlier draws are cached."""
         if not count.size:
             return np.zeros(0)
         low, high = int(count[0]), int(count[-1])
@@ -95,8 +95,8 @@ class Zipfian:
 class ScrambledZipfian:
     """Zipfian, with the hot items scattered over all items by a hash: YCSB's ``zipfian``.
 
-    As in YCSB the draw is from 10 billion items at theta 0.99, whatever the count; the hash folds it. Where the count
-    grows, an item that is not there yet is drawn again, so that hot items stay the same.
+    As in YCSB, every draw is from 10 billion items at theta 0.99; the hash folds it to the count. If the count grows,
+    an item that does not exist yet is drawn again, so that hot items stay the same.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ class ScrambledZipfian:
 
 
 class Latest:
-    """Zipfian from the newest item backwards: what was inserted last is hottest."""
+    """Zipfian from the newest item backwards: the last inserted item is hottest."""
 
     def __init__(self) -> None:
         self._zipfian = Zipfian()

@@ -95,7 +95,7 @@ class Lmdb:
         self._cursor.putmulti(zip(batch, values, strict=True))
 
     def get_array(self, batch):
-        found = self._views.getmulti(batch)  # of views: the bytes are copied once, by join
+        found = self._views.getmulti(batch)  # views into the database: only join() copies the bytes
         return np.frombuffer(b"".join([value for _, value in found]), np.uint8).reshape(len(batch), -1)
 
     def commit(self):
@@ -180,5 +180,5 @@ def _in_order(batch: Sequence[bytes], found: list[tuple[bytes, bytes]]) -> list[
     """Return the values of a batch; LMDB leaves absent keys out."""
     if len(found) == len(batch):
         return [value for _, value in found]
-    there = dict(found)
-    return [there.get(key) for key in batch]
+    values_by_key = dict(found)
+    return [values_by_key.get(key) for key in batch]

@@ -16,7 +16,7 @@ from warpwell.errors import ArgumentError, FormatError, MissingFileError
 
 from .distributions import Distribution, Items, Latest, ScrambledZipfian, Uniform, fnv_hash
 
-#: Kinds of operations, as they stand in `Operations.kinds`. There is no scan: a hash index has no order.
+#: Kinds of operations, as in `Operations.kinds`. There is no scan: a hash index has no order.
 READ, UPDATE, INSERT, READ_MODIFY_WRITE = range(4)
 KIND_NAMES = ("read", "update", "insert", "read-modify-write")
 
@@ -28,7 +28,7 @@ _LONGEST_FILE = 1 << 20
 
 @dataclass(frozen=True)
 class YcsbWorkload:
-    """What a YCSB property file says.
+    """A workload, as in a YCSB property file.
 
     Attributes
     ----------
@@ -65,13 +65,13 @@ class YcsbWorkload:
         name : str
             ``"ycsb-a"``, b, c, d or f.
         properties : path-like, optional
-            YCSB's file for it, or the folder or tar archive where it lies as ``workloada`` and so on. What is built
-            in says the same as the files of YCSB.
+            YCSB's file for it, or the folder or tar archive that contains it as ``workloada`` and so on. The
+            built-in workloads equal the files of YCSB.
 
         Raises
         ------
         ArgumentError
-            There is no such workload, or it scans (``"ycsb-e"``).
+            The workload is unknown, or it scans (``"ycsb-e"``).
         MissingFileError, FormatError
             As for `read_file`.
         """
@@ -103,20 +103,20 @@ class YcsbWorkload:
             raise FormatError(f"{path}: no operation has a proportion above 0", path=path)
         distribution = properties.get("requestdistribution", "uniform")
         if distribution not in DISTRIBUTIONS:
-            known = ", ".join(DISTRIBUTIONS)
-            raise FormatError(f"{path}: requestdistribution={distribution} is not one of {known}", path=path)
+            names = ", ".join(DISTRIBUTIONS)
+            raise FormatError(f"{path}: requestdistribution={distribution} is not one of {names}", path=path)
         if "recordcount" not in properties:
             raise FormatError(f"{path}: recordcount is missing: is it a YCSB workload?", path=path)
         return cls(
             name,
-            take.whole("recordcount", 1000),
-            take.whole("operationcount", 1000),
+            take.positive_integer("recordcount", 1000),
+            take.positive_integer("operationcount", 1000),
             read,
             update,
             insert,
             modify,
             distribution,
-            take.whole("fieldcount", 10) * take.whole("fieldlength", 100),
+            take.positive_integer("fieldcount", 10) * take.positive_integer("fieldlength", 100),
         )
 
     def sized(self, records: int | None, operations: int | None, value_bytes: int | None = None) -> YcsbWorkload:
@@ -193,15 +193,15 @@ class Requests:
         """Draw the next `count` operations."""
         kinds = np.searchsorted(self._edges, self._random.random(count), side="right").astype(np.uint8)
         inserts = kinds == INSERT
-        there = self.records + np.cumsum(inserts) - inserts  # before each operation
-        numbers = self._chooser.draw(there, self._random)
-        numbers[inserts] = there[inserts]
+        counts = self.records + np.cumsum(inserts) - inserts  # before each operation
+        numbers = self._chooser.draw(counts, self._random)
+        numbers[inserts] = counts[inserts]
         self.records += int(inserts.sum())
         return Operations(kinds, record_keys(numbers))
 
 
 def record_keys(numbers: Items) -> Items:
-    """Return the keys of records: YCSB's hash of the number, as an 8-byte key in place of ``user`` and digits."""
+    """Return the keys of records: YCSB's hash of the number, as an 8-byte key instead of ``user`` and digits."""
     return fnv_hash(numbers)
 
 
@@ -303,7 +303,7 @@ class _Taker:
             raise FormatError(f"{self.path}: {name}={text} is not a number from 0 up", path=self.path)
         return value
 
-    def whole(self, name: str, default: int) -> int:
+    def positive_integer(self, name: str, default: int) -> int:
         value = self.number(name, default)
         if value != int(value) or value < 1:
             raise FormatError(

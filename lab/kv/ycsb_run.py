@@ -56,7 +56,7 @@ class System(Protocol):
         """Write several records."""
 
     def commit(self) -> None:
-        """The group ends: what it wrote is durable from now on."""
+        """End the group: make its writes durable."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class OperationTimes:
 
 @dataclass(frozen=True)
 class YcsbResult:
-    """What a run measured.
+    """The measurements of a run.
 
     Attributes
     ----------
@@ -140,7 +140,7 @@ def run(
     seed : int, default 0
         Of requests and values.
     requests : Requests, optional
-        Requests to go on with, where the system has run some of them already; new ones by default.
+        Requests to continue with if the system has executed some of them; new requests by default.
     progress : callable, optional
         Called now and then as ``progress("run", done, operations)``.
 
@@ -152,15 +152,15 @@ def run(
     requests = Requests(workload, seed) if requests is None else requests
     values = system.values_of(_values(workload.value_bytes, _POOL, seed, at_least=batch))
     work = _one_by_one if batch == 1 else _batched
-    # what is compiled at the first call, is
+    # compile before the measurement
     shares = workload.update + workload.insert + workload.read_modify_write
     for code in (READ, READ_MODIFY_WRITE) if shares else (READ,):
         work(system, np.array([code], np.uint8), requests.load_keys(0, 1), values, workload.value_bytes)
     times: list[NDArray[np.int64]] = [np.zeros((0, 2), np.int64)]
     done = total = 0
     for block in requests.blocks(group if batch == 1 else batch):
-        taken, nanoseconds = work(system, block.kinds, block.keys, values, workload.value_bytes)
-        times.append(np.array(taken, np.int64).reshape(-1, 2))
+        durations, nanoseconds = work(system, block.kinds, block.keys, values, workload.value_bytes)
+        times.append(np.array(durations, np.int64).reshape(-1, 2))
         total += nanoseconds
         done += block.keys.size
         if progress is not None and done % (64 * group) < block.keys.size:
@@ -175,7 +175,7 @@ def _one_by_one(
     clock, rows = time.perf_counter_ns, len(values)
     sizes: list[int] = []
     marks = [0] * (len(codes) + 1)
-    begun = marks[0] = clock()
+    start = marks[0] = clock()
     system.begin(bool((kinds != READ).any()))
     get, put = system.get, system.put
     for k, code in enumerate(codes):
@@ -188,8 +188,8 @@ def _one_by_one(
     system.commit()
     ended = clock()
     _check(sizes, nbytes)
-    taken = [(code, after - before) for code, before, after in zip(codes, marks, marks[1:], strict=False)]
-    return [*taken, (COMMIT, ended - marks[-1])], ended - begun
+    durations = [(code, after - before) for code, before, after in zip(codes, marks, marks[1:], strict=False)]
+    return [*durations, (COMMIT, ended - marks[-1])], ended - start
 
 
 def _batched(
@@ -197,12 +197,12 @@ def _batched(
 ) -> tuple[list[tuple[int, int]], int]:
     inserts, reads = kinds == INSERT, (kinds == READ) | (kinds == READ_MODIFY_WRITE)
     updates = ~inserts & (kinds != READ)
-    some = [(code, mask) for code, mask in ((INSERT, inserts), (READ, reads), (1, updates)) if mask.any()]
-    calls = [(code, system.batch_of(keys[mask]), int(mask.sum())) for code, mask in some]
-    taken: list[tuple[int, int]] = []
+    groups = [(code, mask) for code, mask in ((INSERT, inserts), (READ, reads), (1, updates)) if mask.any()]
+    calls = [(code, system.batch_of(keys[mask]), int(mask.sum())) for code, mask in groups]
+    durations: list[tuple[int, int]] = []
     found: Sequence[bytes | None] = ()
     clock = time.perf_counter_ns
-    begun = last = clock()
+    start = last = clock()
     system.begin(bool((kinds != READ).any()))
     for code, batch, count in calls:
         if code == READ:
@@ -210,28 +210,28 @@ def _batched(
         else:
             system.put_many(batch, values[:count])
         now = clock()
-        taken.append((code, now - last))
+        durations.append((code, now - last))
         last = now
     system.commit()
     ended = clock()
     _check([-1 if value is None else len(value) for value in found], nbytes)
-    return [*taken, (COMMIT, ended - last)], ended - begun
+    return [*durations, (COMMIT, ended - last)], ended - start
 
 
 def _check(sizes: list[int], nbytes: int) -> None:
     if any(size != nbytes for size in sizes):
         wrong = next(size for size in sizes if size != nbytes)
-        told = "is not there" if wrong < 0 else f"has {wrong} bytes where {nbytes} are expected"
-        raise CorruptionError(f"a record of the workload {told}: load the workload into a store of its own")
+        problem = "is not there" if wrong < 0 else f"has {wrong} bytes where {nbytes} are expected"
+        raise CorruptionError(f"a record of the workload {problem}: load the workload into a store of its own")
 
 
 def _latencies(times: NDArray[np.int64]) -> dict[str, OperationTimes]:
     out = {}
     for code, name in enumerate(_NAMES):
-        taken = times[times[:, 0] == code, 1] / 1000
-        if taken.size:
-            p50, p99 = np.percentile(taken, [50, 99])
-            out[name] = OperationTimes(int(taken.size), float(p50), float(p99))
+        microseconds = times[times[:, 0] == code, 1] / 1000
+        if microseconds.size:
+            p50, p99 = np.percentile(microseconds, [50, 99])
+            out[name] = OperationTimes(int(microseconds.size), float(p50), float(p99))
     return out
 
 

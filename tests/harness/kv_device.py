@@ -1,4 +1,4 @@
-"""Kernels that use a store in every way there is, and values that tell whose they are."""
+"""Kernels for all operations of a store, and values that identify their keys."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from warpwell.targets.primitives import clock_ns, grid
 
 MIX = 0x9E3779B97F4A7C15
 WRONG = -12
-"""What `hold` tells of a size that is not the value's."""
+"""Result of `hold` for a size that is not the value's."""
 
 
 def value_of(key: int | bytes, nbytes: int) -> bytes:
-    """Return the value of a key: words that no other key's value has, whatever the size."""
+    """Return the value of a key: words that differ from those in other keys' values, for any size."""
     number = key if isinstance(key, int) else int.from_bytes(key, "little") + (len(key) << 128)
     mixed = (number * MIX) ^ (number >> 61)
-    words = (np.arange(-(-nbytes // 8), dtype=np.uint64) + np.uint64(mixed & (2**64 - 1))) * np.uint64(MIX)
-    return words.tobytes()[:nbytes]
+    sequence = (np.arange(-(-nbytes // 8), dtype=np.uint64) + np.uint64(mixed & (2**64 - 1))) * np.uint64(MIX)
+    return sequence.tobytes()[:nbytes]
 
 
 def fill(store: Any, keys: Iterable[Any], sizes: Iterable[int]) -> dict[bytes, bytes]:
@@ -33,7 +33,7 @@ def fill(store: Any, keys: Iterable[Any], sizes: Iterable[int]) -> dict[bytes, b
 
 
 def check_rows(rows: NDArray[np.uint8], sizes: Any, keys: Iterable[Any], records: dict[bytes, bytes]) -> None:
-    """Raise AssertionError where rows and sizes that kernels brought are not those of their keys."""
+    """Raise AssertionError if rows and sizes read by kernels do not match their keys."""
     for row, key in enumerate(keys):
         value = records.get(as_key(key))
         if value is None:
@@ -51,10 +51,10 @@ def retrieve_rows(kv, keys, rows, sizes):
 
 
 @kernel
-def retrieve_long(kv, words, rows, sizes):
+def retrieve_long(kv, key_words, rows, sizes):
     """As `retrieve_rows`, with keys of any length: three words each."""
     i = grid(1)
-    sizes[i] = kv.retrieve((words[i, 0], words[i, 1], words[i, 2]), rows[i])
+    sizes[i] = kv.retrieve((key_words[i, 0], key_words[i, 1], key_words[i, 2]), rows[i])
 
 
 def check_keys(store: Any, keys: Iterable[Any], records: dict[bytes, bytes], room: int = 512) -> None:
@@ -66,10 +66,10 @@ def check_keys(store: Any, keys: Iterable[Any], records: dict[bytes, bytes], roo
 
 
 @kernel
-def exist(kv, keys, there):
+def exist(kv, keys, present):
     """Ask for a key a thread."""
     i = grid(1)
-    there[i] = kv.exists(keys[i])
+    present[i] = kv.exists(keys[i])
 
 
 @kernel
@@ -103,15 +103,15 @@ def hold(kv, keys, rows, sizes):
     """Take a ticket, hold it while another value is retrieved, and take its value once."""
     i = grid(1)
     ticket = kv.submit(keys[i])
-    other = kv.retrieve(keys[(i + 1) % keys.size], rows[i])
+    neighbor_size = kv.retrieve(keys[(i + 1) % keys.size], rows[i])
     if ticket < 0:
         sizes[i] = kv.retrieve(keys[i], rows[i])
     else:
         while kv.poll(ticket) < 0:
             pass
-        told = kv.length(ticket)
+        reported_size = kv.length(ticket)
         sizes[i] = kv.take(ticket, rows[i])
-        if told != sizes[i] or other < -1:
+        if reported_size != sizes[i] or neighbor_size < -1:
             sizes[i] = WRONG
 
 
@@ -128,7 +128,7 @@ def poll_to_the_end(kv, keys, states):
 
 
 @kernel
-def retrieve_for(kv, keys, rows, told, nanoseconds):
+def retrieve_for(kv, keys, rows, counts, nanoseconds):
     """Retrieve for so long; note how often the value came and how often not, and the longest wait (ns)."""
     i = grid(1)
     until = clock_ns() + nanoseconds
@@ -136,16 +136,16 @@ def retrieve_for(kv, keys, rows, told, nanoseconds):
     while since < until:
         size = kv.retrieve(keys[i], rows[i])
         if size >= 0:
-            told[i, 0] += 1
+            counts[i, 0] += 1
         else:
-            told[i, 1] += 1
+            counts[i, 1] += 1
         now = clock_ns()
-        told[i, 2] = max(told[i, 2], now - since)
+        counts[i, 2] = max(counts[i, 2], now - since)
         since = now
 
 
 @kernel
-def poll_for(kv, keys, rows, told, nanoseconds):
+def poll_for(kv, keys, rows, counts, nanoseconds):
     """As `retrieve_for`, with a ticket each time."""
     i = grid(1)
     until = clock_ns() + nanoseconds
@@ -158,17 +158,17 @@ def poll_for(kv, keys, rows, told, nanoseconds):
                 status = kv.poll(ticket)
             if status == 0:
                 kv.take(ticket, rows[i])
-                told[i, 0] += 1
+                counts[i, 0] += 1
             else:
-                told[i, 1] += 1
+                counts[i, 1] += 1
         now = clock_ns()
-        told[i, 2] = max(told[i, 2], now - since)
+        counts[i, 2] = max(counts[i, 2], now - since)
         since = now
 
 
 @kernel
 def share_a_row(kv, keys, rows, sizes):
-    """All threads bring their values to one place, where nobody will find anything of use."""
+    """All threads read their values into one row; its content is undefined."""
     i = grid(1)
     sizes[i] = kv.retrieve(keys[i], rows[0])
 
@@ -187,18 +187,18 @@ def take_twice(kv, keys, rows, sizes, again):
 
 
 @kernel
-def forge(kv, tickets, rows, told):
+def forge(kv, tickets, rows, results):
     """Use numbers that are no tickets."""
     i = grid(1)
-    told[i, 0] = kv.poll(tickets[i])
-    told[i, 1] = kv.length(tickets[i])
-    told[i, 2] = kv.take(tickets[i], rows[i])
+    results[i, 0] = kv.poll(tickets[i])
+    results[i, 1] = kv.length(tickets[i])
+    results[i, 2] = kv.take(tickets[i], rows[i])
 
 
 @kernel
-def into_column(kv, key, columns, told):
+def into_column(kv, key, columns, sizes):
     """Retrieve to where items do not stand side by side."""
-    told[grid(1)] = kv.retrieve(key, columns[:, 0])
+    sizes[grid(1)] = kv.retrieve(key, columns[:, 0])
 
 
 RAGGED = {

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 from warpwell.kv.log.checksum import crc32c, crc32c_many
 from warpwell.targets import native
@@ -17,7 +18,7 @@ from warpwell.targets.primitives import crc32c as crc32c_at
 SIZES = [*range(40), 127, 255, 256, 511, 512, 383, 384, 385, 1000, 3071, 3072, 3073, 8192, 10001, 32768, 70000]
 
 # RFC 3720, appendix B.4, and the check value of the CRC catalogue.
-KNOWN = [
+EXPECTED_CHECKSUMS = [
     (b"123456789", 0xE3069283),
     (bytes(32), 0x8A9136AA),
     (b"\xff" * 32, 0x62A8AB43),
@@ -26,7 +27,7 @@ KNOWN = [
 ]
 
 
-@pytest.mark.parametrize(("data", "value"), KNOWN)
+@pytest.mark.parametrize(("data", "value"), EXPECTED_CHECKSUMS)
 def test_published_values(data: bytes, value: int) -> None:
     assert crc32c(data) == crc32c_of(data) == value
 
@@ -34,9 +35,9 @@ def test_published_values(data: bytes, value: int) -> None:
 @pytest.mark.parametrize("nbytes", SIZES)
 def test_compiled_and_python_agree_at_any_alignment(nbytes: int) -> None:
     data = np.random.default_rng(nbytes).integers(0, 256, nbytes + 3, np.uint8)[3:]
-    whole = crc32c_of(data.tobytes())
-    assert crc32c(data) == whole
-    assert crc32c(data[nbytes // 3 :], crc32c(data[: nbytes // 3])) == whole
+    checksum = crc32c_of(data.tobytes())
+    assert crc32c(data) == checksum
+    assert crc32c(data[nbytes // 3 :], crc32c(data[: nbytes // 3])) == checksum
 
 
 @native
@@ -72,7 +73,7 @@ def test_processors_without_the_instructions_agree(features: str) -> None:
         env={**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": features},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_SECONDS,
         check=True,
     )
     expected = [crc32c_of(bytes(k * 7 % 251 for k in range(n))) for n in SIZES]

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pyarrow import parquet
+from tests.harness.until import HANG_SECONDS
 
 import warpwell.kv as kv
 from lab.commands import main as lab
@@ -33,16 +34,16 @@ LONG_NAME = "/".join(["name" * 50] * 3)
 
 def called(command: object, *arguments: object) -> int:
     """Run a command of ``warpwell kv``, or ``python -m lab bench kv``; return the exit code."""
-    words = list(map(str, arguments))
-    return lab(["bench", "kv", *words]) if command == "bench" else main(["kv", str(command), *words])
+    text_arguments = list(map(str, arguments))
+    return lab(["bench", "kv", *text_arguments]) if command == "bench" else main(["kv", str(command), *text_arguments])
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> dict[str, Any]:
     """Run a command with --json; return the one object that it prints."""
     assert called(*arguments, "--json") == code
-    said = capsys.readouterr()
-    assert said.err == ""
-    values: dict[str, Any] = json.loads(said.out)
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    values: dict[str, Any] = json.loads(captured.out)
     assert (values["schema"], values["command"]) == (1, "bench kv" if arguments[0] == "bench" else f"kv {arguments[0]}")
     return values
 
@@ -50,24 +51,24 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0
 def failing(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """Run a command that must fail for its input; return what it says."""
     assert called(*arguments) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("warpwell: error: ")
-    assert "Traceback" not in said.err
-    return said.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("warpwell: error: ")
+    assert "Traceback" not in captured.err
+    return captured.err
 
 
-def filled(source: Path, place: Path) -> Path:
-    """Load a source without the command line, whose output would mix with that of the command under test."""
+def filled(source: Path, target: Path) -> Path:
+    """Load a source without the command line; the output would mix with the output of the command under test."""
     opened = open_source(source)
-    with kv.create(place, schema=opened.schema) as store:
+    with kv.create(target, schema=opened.schema) as store:
         load(opened, store)
     opened.close()
-    return place
+    return target
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> Path:
+def text_store(tmp_path: Path) -> Path:
     """A store of three files."""
     source = tmp_path / "words"
     (source / "b").mkdir(parents=True)
@@ -102,71 +103,71 @@ def test_load_arrays(arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         assert np.array_equal(part.get_many(np.arange(5000))[0]["ok"], np.arange(5000) % 2 == 0)
 
 
-def test_load_and_append(words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_load_and_append(text_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = answer(capsys, "load", tmp_path / "words", tmp_path / "new.kv")
     assert (result["format"], result["records"], result["records_read"], result["value_bytes"]) == ("folder", 3, 3, 261)
-    with kv.open(words) as store:
+    with kv.open(text_store) as store:
         assert dict(store.items()) == {b"a": b"first", b"b/c": bytes(range(256)), b"empty": b""}
-    assert "--append" in failing(capsys, "load", tmp_path / "words", words)
-    assert called("load", tmp_path / "words", words, "--append") == 0
-    assert f"nothing to add: {words} already has all 3 records" in " ".join(capsys.readouterr().err.split())
+    assert "--append" in failing(capsys, "load", tmp_path / "words", text_store)
+    assert called("load", tmp_path / "words", text_store, "--append") == 0
+    assert f"nothing to add: {text_store} already has all 3 records" in " ".join(capsys.readouterr().err.split())
     (tmp_path / "words" / "f").write_bytes(b"added")
-    result = answer(capsys, "load", tmp_path / "words", words, "--append")
+    result = answer(capsys, "load", tmp_path / "words", text_store, "--append")
     assert (result["records"], result["records_read"]) == (4, 1)
     (tmp_path / "words" / "f").write_bytes(b"second")
-    assert "another record 3" in failing(capsys, "load", tmp_path / "words", words, "--append")
+    assert "another record 3" in failing(capsys, "load", tmp_path / "words", text_store, "--append")
     (tmp_path / "words" / "f").unlink()
-    assert "fewer records" in failing(capsys, "load", tmp_path / "words", words, "--append")
-    with kv.open(words) as store:
+    assert "fewer records" in failing(capsys, "load", tmp_path / "words", text_store, "--append")
+    with kv.open(text_store) as store:
         assert (len(store), store[b"f"]) == (4, b"added")
-    assert answer(capsys, "load", tmp_path / "words", words, "--overwrite")["records"] == 3
+    assert answer(capsys, "load", tmp_path / "words", text_store, "--overwrite")["records"] == 3
     assert answer(capsys, "load", tmp_path / "words", tmp_path / "first.kv", "--append")["records"] == 3
     assert main(["kv", "load", str(tmp_path / "words"), str(tmp_path / "other.kv"), "--keys", "hash"]) == 0
     assert "records per second" in capsys.readouterr().out
 
 
 def test_a_store_is_replaced_once_the_new_one_is_whole(
-    words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = tmp_path / "bad"
     (bad / LONG_NAME).parent.mkdir(parents=True)
     (bad / LONG_NAME).write_bytes(b"v")
     before = sorted(p.name for p in tmp_path.iterdir())
-    assert "--keys hash" in failing(capsys, "load", bad, words, "--overwrite")
-    with kv.open(words, mode="r+"):
-        assert "writ" in failing(capsys, "load", bad, words, "--overwrite", "--keys", "hash")
+    assert "--keys hash" in failing(capsys, "load", bad, text_store, "--overwrite")
+    with kv.open(text_store, mode="r+"):
+        assert "writ" in failing(capsys, "load", bad, text_store, "--overwrite", "--keys", "hash")
     assert "MANIFEST" in failing(capsys, "load", bad, tmp_path / "words", "--overwrite", "--keys", "hash")
     (tmp_path / "file").write_bytes(b"")
     assert "file" in failing(capsys, "load", bad, tmp_path / "file", "--overwrite", "--keys", "hash")
     (tmp_path / "file").unlink()
     assert sorted(p.name for p in tmp_path.iterdir()) == before
-    assert answer(capsys, "stats", words)["records"] == 3
-    assert answer(capsys, "load", bad, words, "--overwrite", "--keys", "number")["records"] == 1
+    assert answer(capsys, "stats", text_store)["records"] == 3
+    assert answer(capsys, "load", bad, text_store, "--overwrite", "--keys", "number")["records"] == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == before
-    with kv.open(words) as store:
+    with kv.open(text_store) as store:
         assert dict(store.items()) == {0: b"v"}
 
 
 @pytest.mark.parametrize(("module", "name"), [(shutil, "rmtree"), (os, "rename")])
 @pytest.mark.parametrize("nth", [1, 2])
 def test_an_interrupt_while_something_is_replaced_leaves_the_old_or_the_new(
-    words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, nth: int
+    text_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, nth: int
 ) -> None:
     (tmp_path / "words" / "a").write_bytes(b"second")
     really, calls = getattr(module, name), 0
 
-    def interrupted(*given: Any, **options: Any) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> None:
         nonlocal calls
         calls += 1
         if calls == nth:
             raise KeyboardInterrupt
-        really(*given, **options)
+        really(*arguments, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(module, name, interrupted)
-        main(["kv", "load", str(tmp_path / "words"), str(words), "--overwrite"])
+        main(["kv", "load", str(tmp_path / "words"), str(text_store), "--overwrite"])
     assert calls
-    with kv.open(words) as store:
+    with kv.open(text_store) as store:
         assert len(store) == 3 and store[b"a"] in (b"first", b"second")
 
 
@@ -199,10 +200,12 @@ def test_load_lmdb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert answer(capsys, "load", tmp_path / "db", tmp_path / "s.kv", "--append")["records_read"] == 0
 
 
-def test_schemas_that_differ(words: Path, arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no schema" in failing(capsys, "load", tmp_path / "rows.npz", words, "--append")
+def test_schemas_that_differ(
+    text_store: Path, arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "no schema" in failing(capsys, "load", tmp_path / "rows.npz", text_store, "--append")
     assert "the schema" in failing(capsys, "load", tmp_path / "words", arrays, "--append")
-    with kv.open(words) as store:
+    with kv.open(text_store) as store:
         assert len(store) == 3
 
 
@@ -333,14 +336,27 @@ def many_rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     path.unlink()
 
 
+LOAD = f"""
+import runpy, time
+from warpwell.kv import Store
+put_many = Store.put_many
+def put_some(store, *args, **options):
+    put_many(store, *args, **options)
+    if len(store) > {ROWS - 1000}:  # so the load does not end before the signal comes
+        time.sleep(1000)
+Store.put_many = put_some
+runpy.run_module("warpwell", run_name="__main__", alter_sys=True)
+"""
+
+
 @pytest.mark.quick("2")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_load_that_is_broken_off_leaves_a_store_that_opens(
     many_rows: str, tmp_path: Path, number: signal.Signals
 ) -> None:
-    command = [sys.executable, "-m", "warpwell", "kv", "load", many_rows, str(tmp_path / "s.kv")]
+    command = [sys.executable, "-c", LOAD, "kv", "load", many_rows, str(tmp_path / "s.kv")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG_SECONDS
     # some commits have been made
     while sum(f.stat().st_blocks * 512 for f in (tmp_path / "s.kv").glob("*.val")) < 130 << 20:
         assert process.poll() is None, process.communicate()
@@ -364,23 +380,23 @@ def test_a_load_that_is_broken_off_leaves_a_store_that_opens(
 # --- get
 
 
-def test_get_writes_raw_bytes(words: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_get_writes_raw_bytes(text_store: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     for key, value in (("a", b"first"), ("b/c", bytes(range(256))), ("empty", b"")):
-        assert main(["kv", "get", str(words), key]) == 0
+        assert main(["kv", "get", str(text_store), key]) == 0
         assert capsysbinary.readouterr().out == value
-    assert main(["kv", "get", str(words), "61", "--type", "hex", "--out", str(tmp_path / "v")]) == 0
+    assert main(["kv", "get", str(text_store), "61", "--type", "hex", "--out", str(tmp_path / "v")]) == 0
     assert (tmp_path / "v").read_bytes() == b"first"
     assert capsysbinary.readouterr().out == b""
 
 
-def test_get_as_json(words: Path, arrays: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = answer(capsys, "get", words, "a")
-    assert (said["key"], said["key_hex"], said["bytes"], said["text"]) == ("a", "61", 5, "first")
-    said = answer(capsys, "get", words, "b/c")
-    assert (base64.b64decode(said["base64"]), said["text"]) == (bytes(range(256)), None)
-    said = answer(capsys, "get", arrays, "7")
-    assert said["fields"] == {"x": [[42, 43, 44], [45, 46, 47]], "y": 1.75, "ok": False}
-    assert (said["key"], said["key_hex"]) == ("7", "0700000000000000")
+def test_get_as_json(text_store: Path, arrays: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = answer(capsys, "get", text_store, "a")
+    assert (result["key"], result["key_hex"], result["bytes"], result["text"]) == ("a", "61", 5, "first")
+    result = answer(capsys, "get", text_store, "b/c")
+    assert (base64.b64decode(result["base64"]), result["text"]) == (bytes(range(256)), None)
+    result = answer(capsys, "get", arrays, "7")
+    assert result["fields"] == {"x": [[42, 43, 44], [45, 46, 47]], "y": 1.75, "ok": False}
+    assert (result["key"], result["key_hex"]) == ("7", "0700000000000000")
 
 
 def test_get_a_field(arrays: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -396,7 +412,7 @@ def test_get_a_field(arrays: Path, capsysbinary: pytest.CaptureFixture[bytes]) -
 def test_keys_of_get(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with kv.create(tmp_path / "s.kv") as store:
         store.put_many([5, b"5", b"17", "-3", -3, b"9" * 16], [b"int", b"5", b"17", b"t", b"n", b"l"])
-    place = tmp_path / "s.kv"
+    path = tmp_path / "s.kv"
     for options, value in (
         (("5",), "int"),
         (("5", "--type", "text"), "5"),
@@ -406,49 +422,59 @@ def test_keys_of_get(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (("3137", "--type", "hex"), "17"),
         (("+5", "--type", "int"), "int"),
     ):
-        arguments = [*options[1:], place, options[0]] if options[0] != "--" else [place, *options]
+        arguments = [*options[1:], path, options[0]] if options[0] != "--" else [path, *options]
         assert main(["kv", "get", *map(str, arguments)]) == 0
         assert capsys.readouterr().out == value
-    assert "no key" in failing(capsys, "get", place, "6")
-    assert "no key" in failing(capsys, "get", place, "abc")
-    assert "no key" in failing(capsys, "get", place, "seventeen letters")
-    assert "511" in failing(capsys, "get", place, "k" * 512)
-    assert "0 bytes" in failing(capsys, "get", place, "")
-    assert "integer" in failing(capsys, "get", place, "abc", "--type", "int")
-    assert "64-bit" in failing(capsys, "get", place, str(1 << 64), "--type", "int")
-    assert "hexadecimal" in failing(capsys, "get", place, "xy", "--type", "hex")
-    assert "no schema" in failing(capsys, "get", place, "5", "--field", "x")
-    assert "folder" in failing(capsys, "get", place, "5", "--out", tmp_path)
-    assert "does not exist" in failing(capsys, "get", place, "5", "--out", tmp_path / "no" / "file")
+    assert "no key" in failing(capsys, "get", path, "6")
+    assert "no key" in failing(capsys, "get", path, "abc")
+    assert "no key" in failing(capsys, "get", path, "seventeen letters")
+    assert "511" in failing(capsys, "get", path, "k" * 512)
+    assert "0 bytes" in failing(capsys, "get", path, "")
+    assert "integer" in failing(capsys, "get", path, "abc", "--type", "int")
+    assert "64-bit" in failing(capsys, "get", path, str(1 << 64), "--type", "int")
+    assert "hexadecimal" in failing(capsys, "get", path, "xy", "--type", "hex")
+    assert "no schema" in failing(capsys, "get", path, "5", "--field", "x")
+    assert "folder" in failing(capsys, "get", path, "5", "--out", tmp_path)
+    assert "does not exist" in failing(capsys, "get", path, "5", "--out", tmp_path / "no" / "file")
 
 
 # --- dump
 
 
-def test_dump_and_load(words: Path, arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with kv.open(words, mode="r+") as store:
+def test_dump_and_load(text_store: Path, arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with kv.open(text_store, mode="r+") as store:
         store[b"large"] = os.urandom(9 << 20)
         store[b"z\0"] = b"z0"
         store[b"z"] = b"z"
     out = tmp_path / "out.parquet"
-    for place in (words, arrays):
-        result = answer(capsys, "dump", place, out, "--overwrite")
-        answer(capsys, "load", out, tmp_path / f"again-{place.name}")
-        with kv.open(place) as one, kv.open(tmp_path / f"again-{place.name}") as two:
-            assert result["records"] == len(one) == len(two) and result["value_bytes"] == one.stats.live_bytes
-            assert one.schema == two.schema and one.list() == two.list()
-            ours, theirs = one.get_many(one.list())[0], two.get_many(one.list())[0]
-            assert ours == theirs if one.schema is None else all(np.array_equal(ours[n], theirs[n]) for n in ours)
+    for original in (text_store, arrays):
+        result = answer(capsys, "dump", original, out, "--overwrite")
+        answer(capsys, "load", out, tmp_path / f"again-{original.name}")
+        with kv.open(original) as original_store, kv.open(tmp_path / f"again-{original.name}") as reloaded:
+            assert (
+                result["records"] == len(original_store) == len(reloaded)
+                and result["value_bytes"] == original_store.stats.live_bytes
+            )
+            assert original_store.schema == reloaded.schema and original_store.list() == reloaded.list()
+            original_values, reloaded_values = (
+                original_store.get_many(original_store.list())[0],
+                reloaded.get_many(original_store.list())[0],
+            )
+            assert (
+                original_values == reloaded_values
+                if original_store.schema is None
+                else all(np.array_equal(original_values[n], reloaded_values[n]) for n in original_values)
+            )
     table = parquet.read_table(out)
     assert table["__key__"].to_pylist() == list(range(5000))
     assert np.array_equal(table["y"].to_numpy(), np.arange(5000) / 4)
 
 
-def test_where_a_dump_cannot_be_written(words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_a_dump_cannot_be_written(text_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_bytes(b"mine")
-    assert "--overwrite" in failing(capsys, "dump", words, tmp_path / "file")
-    assert "is a folder" in failing(capsys, "dump", words, words, "--overwrite")
-    assert "does not exist" in failing(capsys, "dump", words, tmp_path / "none" / "file")
+    assert "--overwrite" in failing(capsys, "dump", text_store, tmp_path / "file")
+    assert "is a folder" in failing(capsys, "dump", text_store, text_store, "--overwrite")
+    assert "does not exist" in failing(capsys, "dump", text_store, tmp_path / "none" / "file")
     assert "already a store" not in failing(capsys, "dump", tmp_path / "none", tmp_path / "file", "--overwrite")
     assert (tmp_path / "file").read_bytes() == b"mine"
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
@@ -468,57 +494,57 @@ def test_a_dump_keeps_metadata(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_an_empty_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for schema in (None, {"x": ("int32", (2,))}):
-        place = tmp_path / f"{schema is None}.kv"
-        kv.create(place, schema=schema).close()
-        assert answer(capsys, "stats", place)["records"] == 0
-        assert answer(capsys, "verify", place)["sound"]
-        assert answer(capsys, "compact", place)["records_moved"] == 0
-        assert answer(capsys, "dump", place, f"{place}.parquet")["records"] == 0
-        assert parquet.read_table(f"{place}.parquet").num_rows == 0
+        path = tmp_path / f"{schema is None}.kv"
+        kv.create(path, schema=schema).close()
+        assert answer(capsys, "stats", path)["records"] == 0
+        assert answer(capsys, "verify", path)["sound"]
+        assert answer(capsys, "compact", path)["records_moved"] == 0
+        assert answer(capsys, "dump", path, f"{path}.parquet")["records"] == 0
+        assert parquet.read_table(f"{path}.parquet").num_rows == 0
 
 
 # --- stats, verify, compact
 
 
-def test_stats(words: Path, arrays: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = answer(capsys, "stats", words)
-    assert (said["records"], said["live_bytes"], said["fields"], said["durability"]) == (3, 261, None, "commit")
-    assert said["disk_bytes"] > 261
+def test_stats(text_store: Path, arrays: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = answer(capsys, "stats", text_store)
+    assert (result["records"], result["live_bytes"], result["fields"], result["durability"]) == (3, 261, None, "commit")
+    assert result["disk_bytes"] > 261
     assert answer(capsys, "stats", arrays)["fields"]["x"] == ["uint16", [2, 3]]
     assert main(["kv", "stats", str(arrays)]) == 0
     assert "x: uint16 (2, 3)" in capsys.readouterr().out
 
 
-def test_verify(words: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert answer(capsys, "verify", words)["sound"]
-    assert main(["kv", "verify", str(words)]) == 0
+def test_verify(text_store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(capsys, "verify", text_store)["sound"]
+    assert main(["kv", "verify", str(text_store)]) == 0
     capsys.readouterr()
-    (segment,) = words.glob("*.val")
+    (segment,) = text_store.glob("*.val")
     content = bytearray(segment.read_bytes())
     at = content.index(bytes(range(256)))
     content[at + 100] ^= 4
     segment.write_bytes(content)
-    said = answer(capsys, "verify", words, code=1)
-    assert not said["sound"]
-    assert [(Path(p["path"]), p["offset"], p["key_hex"]) for p in said["problems"]] == [(segment, at, b"b/c".hex())]
-    assert main(["kv", "verify", str(words)]) == 1
+    result = answer(capsys, "verify", text_store, code=1)
+    assert not result["sound"]
+    assert [(Path(p["path"]), p["offset"], p["key_hex"]) for p in result["problems"]] == [(segment, at, b"b/c".hex())]
+    assert main(["kv", "verify", str(text_store)]) == 1
     assert "key b/c" in capsys.readouterr().out
-    assert "b/c" in failing(capsys, "get", words, "b/c")
-    assert main(["kv", "get", str(words), "a"]) == 0
+    assert "b/c" in failing(capsys, "get", text_store, "b/c")
+    assert main(["kv", "get", str(text_store), "a"]) == 0
 
 
 def test_compact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = tmp_path / "s.kv"
-    with kv.create(place, segment_bytes="1MiB") as store:
+    path = tmp_path / "s.kv"
+    with kv.create(path, segment_bytes="1MiB") as store:
         for k in range(3000):
             store.put(k, bytes([k % 256]) * 4096)
         store.commit()
         store.delete_many(np.arange(100, 3000))
-    assert "--threshold" in failing(capsys, "compact", place, "--threshold", 2)
-    said = answer(capsys, "compact", place)
-    assert said["segments_retired"] > 5
-    assert said["disk_bytes"] < said["disk_bytes_before"] / 5
-    with kv.open(place) as store:
+    assert "--threshold" in failing(capsys, "compact", path, "--threshold", 2)
+    result = answer(capsys, "compact", path)
+    assert result["segments_retired"] > 5
+    assert result["disk_bytes"] < result["disk_bytes_before"] / 5
+    with kv.open(path) as store:
         assert len(store) == 100
         assert store[77] == bytes([77]) * 4096
 
@@ -527,8 +553,8 @@ def test_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shards = [tmp_path / "one", tmp_path / "two"]
     with kv.create(tmp_path / "s.kv", shards=shards) as store:
         store.put_many(np.arange(1000), np.full((1000, 100), 7, np.uint8))
-    said = answer(capsys, "verify", tmp_path / "s.kv")
-    assert (said["sound"], said["records"], said["value_bytes"]) == (True, 1000, 100_000)
+    result = answer(capsys, "verify", tmp_path / "s.kv")
+    assert (result["sound"], result["records"], result["value_bytes"]) == (True, 1000, 100_000)
     assert answer(capsys, "stats", tmp_path / "s.kv")["shards"] == 2
     assert answer(capsys, "dump", tmp_path / "s.kv", tmp_path / "d.parquet")["records"] == 1000
     found = parquet.read_table(tmp_path / "d.parquet")
@@ -548,8 +574,8 @@ def test_what_is_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     (tmp_path / "file").write_bytes(b"text")
     for verb, more in (("get", ["k"]), ("dump", [tmp_path / "out"]), ("stats", []), ("verify", []), ("compact", [])):
         for target in (tmp_path / "none", tmp_path, tmp_path / "file"):
-            said = failing(capsys, verb, target, *more)
-            assert target.name in said
+            message = failing(capsys, verb, target, *more)
+            assert target.name in message
     np.savez(tmp_path / "a.npz", x=np.zeros(3))
     for target in (tmp_path, tmp_path / "file"):
         assert str(target) in failing(capsys, "load", tmp_path / "a.npz", target, "--append")
@@ -557,11 +583,11 @@ def test_what_is_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
 
 
-def test_two_writers(words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with kv.open(words, mode="r+"):
-        assert "writ" in failing(capsys, "compact", words)
-        assert "writ" in failing(capsys, "load", tmp_path / "words", words, "--append")
-        assert answer(capsys, "stats", words)["records"] == 3  # readers are many
+def test_two_writers(text_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with kv.open(text_store, mode="r+"):
+        assert "writ" in failing(capsys, "compact", text_store)
+        assert "writ" in failing(capsys, "load", tmp_path / "words", text_store, "--append")
+        assert answer(capsys, "stats", text_store)["records"] == 3  # a store that is open for writing can still be read
 
 
 # --- bench
@@ -570,26 +596,31 @@ def test_two_writers(words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize("name", ["ycsb-a", "ycsb-b", "ycsb-c", "ycsb-d", "ycsb-f"])
 @pytest.mark.parametrize("batch", [1, 64])
 def test_bench(capsys: pytest.CaptureFixture[str], name: str, batch: int) -> None:
-    said = answer(capsys, "bench", "--workload", name, "--records", 500, "--operations", 2000, "--batch", batch)
-    assert (said["workload"], said["records"], said["operations"], said["store"]) == (name, 500, 2000, "temporary")
-    assert said["operations_per_second"] == pytest.approx(2000 / said["seconds"])
-    for taken in said["latencies"].values():
-        assert 0 < taken["p50_us"] <= taken["p99_us"]
-    kinds = set(said["latencies"])
+    result = answer(capsys, "bench", "--workload", name, "--records", 500, "--operations", 2000, "--batch", batch)
+    assert (result["workload"], result["records"], result["operations"], result["store"]) == (
+        name,
+        500,
+        2000,
+        "temporary",
+    )
+    assert result["operations_per_second"] == pytest.approx(2000 / result["seconds"])
+    for latency in result["latencies"].values():
+        assert 0 < latency["p50_us"] <= latency["p99_us"]
+    kinds = set(result["latencies"])
     assert "read" in kinds
     assert ("insert" in kinds) == (name == "ycsb-d")
     if batch == 1:
-        assert sum(taken["count"] for kind, taken in said["latencies"].items() if kind != "commit") == 2000
+        assert sum(latency["count"] for kind, latency in result["latencies"].items() if kind != "commit") == 2000
         assert ("read-modify-write" in kinds) == (name == "ycsb-f")
 
 
-def test_bench_on_a_store(words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_on_a_store(text_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--records", 300, "--operations", 1000, "--value-bytes", 64)
-    place = tmp_path / "bench.kv"
+    path = tmp_path / "bench.kv"
     for name in ("ycsb-d", "ycsb-c"):
-        assert answer(capsys, "bench", "--workload", name, "--store", place, *options)["store"] == str(place)
-    assert answer(capsys, "stats", place)["records"] > 300
-    assert "other records" in failing(capsys, "bench", "--store", words, *options)
+        assert answer(capsys, "bench", "--workload", name, "--store", path, *options)["store"] == str(path)
+    assert answer(capsys, "stats", path)["records"] > 300
+    assert "other records" in failing(capsys, "bench", "--store", text_store, *options)
     assert called("bench", *options) == 0
     text = capsys.readouterr().out
     assert "p99" in text
@@ -607,21 +638,21 @@ def test_bench_that_cannot_be(arrays: Path, tmp_path: Path, capsys: pytest.Captu
     assert end.value.code == 2
     capsys.readouterr()
     (tmp_path / "workloadc").write_text("recordcount=9\noperationcount=20\nreadproportion=1\nfieldlength=3\n")
-    said = answer(capsys, "bench", "--properties", tmp_path)
-    assert (said["records"], said["operations"], said["value_bytes"]) == (9, 20, 30)
+    result = answer(capsys, "bench", "--properties", tmp_path)
+    assert (result["records"], result["operations"], result["value_bytes"]) == (9, 20, 30)
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the files of YCSB are not here")
 def test_bench_with_the_files_of_ycsb(capsys: pytest.CaptureFixture[str]) -> None:
-    said = answer(capsys, "bench", "--workload", "ycsb-f", "--properties", SHARED)
-    assert (said["records"], said["operations"], said["value_bytes"]) == (1000, 1000, 1000)
+    result = answer(capsys, "bench", "--workload", "ycsb-f", "--properties", SHARED)
+    assert (result["records"], result["operations"], result["value_bytes"]) == (1000, 1000, 1000)
 
 
-def test_a_closed_pipe(words: Path) -> None:
-    with kv.open(words, mode="r+") as store:
+def test_a_closed_pipe(text_store: Path) -> None:
+    with kv.open(text_store, mode="r+") as store:
         store[b"large"] = bytes(1 << 20)  # more than a pipe holds
     process = subprocess.Popen(
-        [sys.executable, "-m", "warpwell", "kv", "get", str(words), "large"],
+        [sys.executable, "-m", "warpwell", "kv", "get", str(text_store), "large"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=os.environ,

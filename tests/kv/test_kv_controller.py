@@ -102,7 +102,7 @@ def test_each_command_and_its_answer(device: str, window: int) -> None:
             command_row(nvme.KV_EXIST, b"key"),
         ]
         answers, buffers = b.send(rows, [value] * len(rows))
-        absent, there = nvme.KV_KEY_DOES_NOT_EXIST, nvme.KV_KEY_EXISTS
+        absent, exists = nvme.KV_KEY_DOES_NOT_EXIST, nvme.KV_KEY_EXISTS
         assert answers.tolist() == [
             absent,
             0,
@@ -111,7 +111,7 @@ def test_each_command_and_its_answer(device: str, window: int) -> None:
             40 << 16,
             0,
             absent,
-            there,
+            exists,
             absent,
             nvme.KV_INVALID_VALUE_SIZE,
             0,
@@ -139,7 +139,7 @@ def test_commands_that_are_refused(device: str) -> None:
             (b"key", 0x09, opcode),
             (b"key", 0x05, opcode),
             (b"key", 0xFF, opcode),
-            (b"", nvme.KV_LIST, opcode),  # a fine command, which this store does not know
+            (b"", nvme.KV_LIST, opcode),  # a valid command that the store does not implement
         ]:
             assert b.send([command_row(command, key)])[0].tolist() == [expected], (key, command)
         for command in (nvme.KV_LIST, nvme.KV_DELETE, nvme.KV_EXIST):
@@ -148,7 +148,7 @@ def test_commands_that_are_refused(device: str) -> None:
             assert b.send([command_row(nvme.KV_EXIST, b"key")], nsid=nsid)[0].tolist() == [nvme.INVALID_NAMESPACE]
         b.controller.detach(b.nsid)
         assert b.send([command_row(nvme.KV_EXIST, b"key")])[0].tolist() == [nvme.INVALID_NAMESPACE]
-        # the id is free again, for either kind
+        # the namespace id is free again, for both kinds of media
         assert b.controller.attach(RamMedium(512)) == b.nsid
         assert b.send([command_row(nvme.READ, b"")])[0].tolist() == [0]
 
@@ -173,9 +173,9 @@ def test_against_a_dict(shared: Bench, steps: list[tuple[int, bytes, bytes]]) ->
     rows, expected = [], []
     for opcode, key, value in steps:
         rows.append(command_row(opcode, key, len(value) if opcode == nvme.KV_STORE else ROOM))
-        there = key in model
-        expected.append(0 if there or opcode == nvme.KV_STORE else nvme.KV_KEY_DOES_NOT_EXIST)
-        if opcode == nvme.KV_RETRIEVE and there:
+        exists = key in model
+        expected.append(0 if exists or opcode == nvme.KV_STORE else nvme.KV_KEY_DOES_NOT_EXIST)
+        if opcode == nvme.KV_RETRIEVE and exists:
             expected[-1] = len(model[key]) << 16
         if opcode == nvme.KV_STORE:
             model[key] = value
@@ -195,11 +195,11 @@ def test_blocks_and_keys_side_by_side() -> None:
     with bench() as b:
         blocks = b.controller.attach(RamMedium(data))
         b.send([command_row(nvme.KV_STORE, 7, 8)], [b"01234567"])
-        # one ring for both: a read of block 0 after a command whose key words are still in the entry
+        # Both namespaces use one ring: the entry of a block read still has the key words of an earlier command.
         for _ in range(40):
             answers, buffers = b.send([command_row(nvme.KV_RETRIEVE, 7, ROOM)])
             assert answers.tolist() == [8 << 16] and bytes(buffers[0, :8]) == b"01234567"
-            row = command_row(nvme.READ, b"")  # slba 0, since the sizes are 0; words of keys mean nothing here
+            row = command_row(nvme.READ, b"")  # slba is 0, because the sizes are 0; a read ignores the key words
             row[1] = row[2] = -1
             assert b.send([row], nsid=blocks)[0].tolist() == [0]
 
@@ -207,10 +207,10 @@ def test_blocks_and_keys_side_by_side() -> None:
 @DEVICES
 def test_queue_pairs_of_several_devices(device: str) -> None:
     with bench(device, count=2) as b:
-        others = [QueuePairs(memory_for(device), count=n, depth=8, staging_bytes=512, results=True) for n in (1, 3)]
-        for number, pairs in enumerate(others):
+        more_pairs = [QueuePairs(memory_for(device), count=n, depth=8, staging_bytes=512, results=True) for n in (1, 3)]
+        for number, pairs in enumerate(more_pairs):
             b.controller.add_pairs(pairs, weight=number + 1)
-        for number, pairs in enumerate([b.pairs, *others]):
+        for number, pairs in enumerate([b.pairs, *more_pairs]):
             value = bytes([number]) * 8
             answers, buffers = b.send(
                 [command_row(nvme.KV_STORE, number, 8), command_row(nvme.KV_RETRIEVE, number, ROOM)] * 3,
@@ -219,15 +219,15 @@ def test_queue_pairs_of_several_devices(device: str) -> None:
             )
             assert answers.tolist() == [0, 8 << 16] * 3 and bytes(buffers[1, :8]) == value
         assert b.controller.commands == 18 and b.controller.outstanding() == 0
-        with b.controller.active(others[0]):
-            assert [b.controller._client(p).launches for p in (b.pairs, *others)] == [0, 1, 0]
+        with b.controller.active(more_pairs[0]):
+            assert [b.controller._client(p).launches for p in (b.pairs, *more_pairs)] == [0, 1, 0]
             with pytest.raises(errors.SharingError, match="1 launches"):
-                b.controller.remove_pairs(others[0])
-        b.controller.remove_pairs(others[0])
+                b.controller.remove_pairs(more_pairs[0])
+        b.controller.remove_pairs(more_pairs[0])
         with pytest.raises(errors.ArgumentError, match="add_pairs"):
-            b.controller.begin(others[0])
-        # the others keep their place
-        answers, _ = b.send([command_row(nvme.KV_RETRIEVE, 0, ROOM)] * 6, pairs=others[1], threads=3)
+            b.controller.begin(more_pairs[0])
+        # the remaining queue pairs keep their positions
+        answers, _ = b.send([command_row(nvme.KV_RETRIEVE, 0, ROOM)] * 6, pairs=more_pairs[1], threads=3)
         assert answers.tolist() == [8 << 16] * 6
         assert b.controller.commands == 24
 

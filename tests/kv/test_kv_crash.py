@@ -11,6 +11,7 @@ import sys
 import tempfile
 
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 from lab.campaigns import kv_crash
 from lab.campaigns.crash.kv_faults import Verdict, judge
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 
 @pytest.fixture
 def memory():
-    """A folder in memory: a killed process and a simulated disk need no real one, whose fsync takes its time."""
+    """Yield a folder in memory: a killed process and a simulated disk do not need a real disk with a slow fsync."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
         yield folder
 
@@ -42,7 +43,7 @@ def short(monkeypatch):
     monkeypatch.setattr(kv_crash, "write_script", lambda seed, durability: write(seed, 18, durability, keys=8))
 
 
-APART = """
+CHILD_PROGRAM = """
 import json, sys
 from dataclasses import asdict
 from lab.campaigns import kv_crash
@@ -53,10 +54,14 @@ print(json.dumps(asdict(eval(f"kv_crash.{sys.argv[3]}", {"kv_crash": kv_crash, "
 """
 
 
-def apart(call: str, memory: str, script: str = "long") -> Counts:
+def run_in_child(call: str, memory: str, script: str = "long") -> Counts:
     """Run a campaign of kills in a process of its own: to fork this one, with all that was compiled, takes long."""
     done = subprocess.run(
-        [sys.executable, "-c", APART, memory, script, call], capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, "-c", CHILD_PROGRAM, memory, script, call],
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return Counts(**json.loads(done.stdout))
@@ -68,14 +73,14 @@ def show(outcome: object) -> str:
 
 @pytest.mark.slow
 def test_random_kills_lose_nothing(memory):
-    outcome = apart("random_kills(40, 1, memory)", memory)
+    outcome = run_in_child("random_kills(40, 1, memory)", memory)
     assert outcome.runs == 40 and outcome.interrupted > 0 and outcome.acknowledged > 0
     assert outcome.wrong == 0, show(outcome)
 
 
 @pytest.mark.slow
 def test_kills_at_every_call_lose_nothing(memory):
-    outcome = apart("kills_at_every_call(2, memory)", memory, "short")
+    outcome = run_in_child("kills_at_every_call(2, memory)", memory, "short")
     assert outcome.runs > 100 and outcome.interrupted > outcome.runs - 10
     assert outcome.wrong == 0, show(outcome)
 
@@ -104,7 +109,7 @@ def test_interrupted_calls_lose_nothing(memory, short):
 @pytest.mark.slow
 def test_a_close_that_ctrl_c_interrupts_is_found(memory, short, monkeypatch):
     monkeypatch.setattr("warpwell.kv.records.uninterrupted", contextlib.nullcontext)
-    with pytest.raises(errors.SharingError, match="already open"):  # it keeps the lock
+    with pytest.raises(errors.SharingError, match="already open"):  # the interrupted close() keeps the lock
         interrupted_calls(9, memory)
 
 
@@ -226,15 +231,15 @@ def test_the_disk_keeps_what_was_synced_and_may_drop_the_rest(tmp_path):
     files.sync_folder(folder)
     files.pwrite(fd, b"y" * 1024, 0)
     files.close(fd)
-    os.close(os.open(f"{folder}/b", os.O_CREAT))  # behind the recorder's back
-    seen = set()
+    os.close(os.open(f"{folder}/b", os.O_CREAT))  # creates b without the recorder
+    states = set()
     for seed in range(200):
         left = tmp_path / f"left{seed}"
         Disk(files.events).cut(str(left), random.Random(seed))
         data = (left / "a").read_bytes()
         assert len(data) == 1024 and set(data) <= set(b"xy") and not (left / "b").exists()
-        seen.add((data[:512] == b"y" * 512, data[512:] == b"y" * 512))
-    assert seen == {(False, False), (True, False), (False, True), (True, True)}
+        states.add((data[:512] == b"y" * 512, data[512:] == b"y" * 512))
+    assert states == {(False, False), (True, False), (False, True), (True, True)}
 
 
 def test_a_salvage_that_takes_torn_groups_is_found(memory, monkeypatch):

@@ -1,4 +1,4 @@
-"""Shares of queues that wait for one drive, and what an emulated drive gives to one device and to two."""
+"""Shares of queues that wait for one drive, and of one and two devices of an emulated drive."""
 
 import ctypes
 import threading
@@ -58,7 +58,7 @@ def shares(controller: Controller, nsid: int, groups: list[QueuePairs], seconds:
     threads = [threading.Thread(target=load, args=(pairs,)) for pairs in groups]
     for thread in threads:
         thread.start()
-    # not from the start, when one queue may have been there before the others, nor to the end
+    # exclude the start, when only some queues may be active, and the end
     threads[0].join(0.3 * seconds)
     before = served()
     threads[0].join(0.5 * seconds)
@@ -77,12 +77,12 @@ def jain(values: np.ndarray[Any, Any]) -> float:
 @pytest.mark.parametrize("weight", [3])
 def test_weights_of_two_devices(memory: KeyValueMemory, weight: int) -> None:
     drive = KeyValueLatency(memory.native(), read_iops=IOPS, latency_us=100)
-    one, other = pairs_of(1), pairs_of(1)
-    controller = Controller(one, threads=2, window=16)
-    controller.add_pairs(other, weight=weight)
+    first, second = pairs_of(1), pairs_of(1)
+    controller = Controller(first, threads=2, window=16)
+    controller.add_pairs(second, weight=weight)
     nsid = controller.attach_kv(drive.native())
     try:
-        done = shares(controller, nsid, [one, other], 2.0)
+        done = shares(controller, nsid, [first, second], 2.0)
         assert done[1] / done[0] == pytest.approx(weight, rel=0.05), done
     finally:
         controller.close()
@@ -90,7 +90,7 @@ def test_weights_of_two_devices(memory: KeyValueMemory, weight: int) -> None:
 
 @pytest.mark.timing
 def test_a_greedy_queue_starves_nobody(memory: KeyValueMemory) -> None:
-    """Beside three queues of 128 commands each, one command waits for its window and its turn, not for them."""
+    """With three busy queues of 128 commands each, a single command waits for the window and its turn only."""
     drive = KeyValueLatency(memory.native(), read_iops=IOPS, latency_us=2_000)
     pairs = pairs_of(4)
     controller = Controller(pairs, threads=2, window=16)
@@ -117,13 +117,13 @@ def test_a_greedy_queue_starves_nobody(memory: KeyValueMemory) -> None:
 @pytest.mark.timing
 def test_two_devices_use_a_drive_that_one_loads_to_half(memory: KeyValueMemory) -> None:
     drive = KeyValueLatency(memory.native(), read_iops=2 * IOPS, latency_us=12_800)
-    # 64 commands each 12.8 ms are 5,000 a second: half of the drive
+    # 64 commands every 12.8 ms are 5,000 a second: half of the drive's rate
     groups = [pairs_of(1, 128) for _ in range(2)]
     controller = Controller(groups[0], threads=2, window=128)
     controller.add_pairs(groups[1])
     nsid = controller.attach_kv(drive.native())
     try:
-        for _ in range(3):  # where something else runs here, two devices find less of a processor than one
+        for _ in range(3):  # a busy machine slows two devices more than one: try again
             alone = shares(controller, nsid, groups[:1]).sum()
             both = shares(controller, nsid, groups)
             assert jain(both) >= 0.99
@@ -137,7 +137,7 @@ def test_two_devices_use_a_drive_that_one_loads_to_half(memory: KeyValueMemory) 
 @pytest.mark.timing
 def test_times_and_results_of_an_emulated_drive(memory: KeyValueMemory) -> None:
     """dw0 comes with the completion, after the latency; 64 bytes pass at the drive's rate."""
-    for options, least in (({"latency_us": 3_000}, 3_000), ({"read_iops": 100}, 10_000), ({"bandwidth": 1e5}, 0)):
+    for options, min_us in (({"latency_us": 3_000}, 3_000), ({"read_iops": 100}, 10_000), ({"bandwidth": 1e5}, 0)):
         drive = KeyValueLatency(memory.native(), **options)
         pairs = pairs_of(1, 16)
         controller = Controller(pairs, threads=1)
@@ -146,15 +146,15 @@ def test_times_and_results_of_an_emulated_drive(memory: KeyValueMemory) -> None:
             counts, times = np.zeros(OUTCOMES, np.int64), np.zeros(20, np.int64)
             with controller.active():
                 one_beside_busy[1](pairs.records, nsid, KEYS, 1, 10 * SECOND, counts, times, device="cpu")
-            # outcomes are good only where dw0 is the value's size
+            # an outcome is GOOD only if dw0 equals the size of the value
             assert counts[GOOD] == counts.sum() == 20
-            assert times.min() >= 1000 * least * 0.98 and np.median(times) < 1000 * least + 20_000_000
+            assert times.min() >= 1000 * min_us * 0.98 and np.median(times) < 1000 * min_us + 20_000_000
         finally:
             controller.close()
     assert "980Pro" in KeyValueLatency(memory.native(), "980pro").description
 
 
-# -- without time: what a service thread fetches, and when a command is due ---------------------------------------
+# -- without time: commands that a service thread fetches, and their due times ---------------------------------------
 
 
 @native
@@ -168,13 +168,13 @@ def fetch_often(control: int, thread: int, times: int, depth: int, single: int, 
             if index < single:
                 waiting = 1
             store_relaxed(field(port, P_SQ_DOORBELL), (head + waiting) & (depth - 1), SYSTEM)
-            store_relaxed(port + 8 * P_CQ_TAIL, head, SYSTEM)  # all are answered
+            store_relaxed(port + 8 * P_CQ_TAIL, head, SYSTEM)  # pretend that all commands have been answered
         fetch_commands(control, thread)
     return 0
 
 
 def fetched(weights: tuple[int, ...], window: int, times: int, single: int = 0) -> tuple[Any, Any]:
-    """Return the commands that one service thread fetched from each queue, and those of a turn."""
+    """Return the number of commands that one service thread fetched from each queue, and per turn."""
     groups = [pairs_of(1) for _ in weights]
     controller = Controller(groups[0], threads=1, window=window, weight=weights[0])
     try:
@@ -202,7 +202,7 @@ def test_turns_are_exact(weights: tuple[int, ...], window: int) -> None:
 @pytest.mark.parametrize("window", [0, 5, 16])
 def test_greedy_queues_do_not_starve_one_with_a_command_at_a_time(window: int) -> None:
     counts, turns = fetched((1, 1, 1, 1), window, 10_000, single=1)
-    if window:  # whatever fills the window, the single command is in every batch
+    if window:  # each batch contains the single command, even with a full window
         assert counts[0] == 10_000, counts
     else:
         assert (counts[1:] <= turns[1:] * (counts[0] + 1)).all(), counts
@@ -210,23 +210,28 @@ def test_greedy_queues_do_not_starve_one_with_a_command_at_a_time(window: int) -
 
 def test_a_retrieve_takes_the_time_of_the_bytes_that_moved() -> None:
     """At 1 KB/s on the clock of the test, 64 KiB take 65 s, the last 4 KiB 4 s, and a check of the size none."""
-    whole = 1 << 16
-    store = KeyValueMemory(slots=16, largest=whole)
-    store.fill(np.array([1]), np.zeros((1, whole), np.uint8))
+    value_bytes = 1 << 16
+    store = KeyValueMemory(slots=16, largest=value_bytes)
+    store.fill(np.array([1]), np.zeros((1, value_bytes), np.uint8))
     drive = KeyValueLatency(store.native(), bandwidth=1e3).native()
     calls = NativeCalls(drive)
-    room = np.zeros(whole, np.uint8)
-    # a whole value, its last 4 KiB, none of it, and one that is absent
-    for key, begin, nbytes, least in ((1, 0, whole, 65), (1, whole - 4096, whole, 4), (1, 0, 0, 0), (2, 0, whole, 0)):
+    room = np.zeros(value_bytes, np.uint8)
+    # a whole value, its last 4 KiB, 0 bytes of it, and an absent value
+    for key, begin, nbytes, min_us in (
+        (1, 0, value_bytes, 65),
+        (1, value_bytes - 4096, value_bytes, 4),
+        (1, 0, 0, 0),
+        (2, 0, value_bytes, 0),
+    ):
         sizes = nvme.key_value_word5(nbytes, 8, 0)
         at_once = calls.start([nvme.KV_RETRIEVE, key, 0, room.ctypes.data, 0, sizes, begin, 0], 5)
-        status, size = (0, whole) if key == 1 else (nvme.KV_KEY_DOES_NOT_EXIST, 0)
-        if least:
+        status, size = (0, value_bytes) if key == 1 else (nvme.KV_KEY_DOES_NOT_EXIST, 0)
+        if min_us:
             assert at_once == -1  # pending
-            for seconds in (0, 0.5 * least):
+            for seconds in (0, 0.5 * min_us):
                 clock.advance(seconds)
                 assert calls.complete() is None
-            clock.advance(0.6 * least)
+            clock.advance(0.6 * min_us)
             assert calls.complete() == (5, status, size)
         else:  # a command that takes no time is answered by `start`
             assert at_once == status | size << 16

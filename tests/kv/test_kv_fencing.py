@@ -41,12 +41,12 @@ def test_a_store_that_another_host_left_open_is_refused(tmp_path, monkeypatch):
     with pytest.raises(errors.SharingError, match="already open for writing"):
         ww.kv.open(path, "r+")
     w.close()
-    ww.kv.open(copy, "r+").close()  # of this boot: the lock is free, so its process has ended
+    ww.kv.open(copy, "r+").close()  # a record of this boot: the lock is free, so the process that wrote it has exited
     shutil.copyfile(path / "LOCK", copy / "LOCK")
     opened = lock._line(lock.OPEN)
     (copy / "LOCK").write_bytes(opened)
     monkeypatch.setattr(lock, "_boots", ["0" * 32])
-    ww.kv.open(copy, "r+").close()  # of this host, before it started again
+    ww.kv.open(copy, "r+").close()  # a record of an earlier boot of this host
     (copy / "LOCK").write_bytes(opened)
     monkeypatch.setattr(lock, "_host", lambda: "elsewhere")
     with pytest.raises(errors.SharingError, match=r"by another host \(process \d+ on .*ended, remove .*copy.kv/LOCK"):
@@ -64,7 +64,7 @@ def test_a_power_cut_during_a_write_of_the_lock_file_needs_no_repair(tmp_path, m
     closed, opened = (path / "LOCK").read_bytes(), lock._line(lock.OPEN)
     number = 10 * os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: number)
-    before = lock._line(lock.OPEN)  # of a process whose number is longer
+    before = lock._line(lock.OPEN)  # a record of a process with a longer id
     monkeypatch.undo()
     monkeypatch.setattr(lock, "_boots", ["0" * 32])
     for old in (closed, before, bytes(128), b""):

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.harness.until import until
+from tests.harness.threads import run_threads
+from tests.harness.until import HANG_SECONDS, until
 
 from warpwell import closing, errors, kv
 from warpwell.kv import lifetime
@@ -111,48 +112,39 @@ class StreamInThread:
 
 def test_many_threads_and_more_batches_than_places(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gather, "PIECE_KEYS", 1)
-    failures: list[BaseException] = []
     with kv.open(path, device="cpu") as store, kv.open(path, device="cpu") as second_store:
         stores = store, second_store
         for each in stores:
             monkeypatch.setattr(each._engine, "stream", StreamInThread(each._engine.stream))
 
         def work(seed: int) -> None:
-            try:
-                rng, spaces = np.random.default_rng(seed), [BatchSpaces(), BatchSpaces()]
-                for _ in range(20):
-                    batches = []
-                    for _ in range(8):
-                        keys, which = rng.integers(0, COUNT + 9, rng.integers(0, 70)), rng.integers(2)
-                        batches.append((start(stores[which], keys, spaces[which]), keys))
-                    del batches[::3]  # dropped in flight
-                    for batch, keys in batches:
-                        check(batch, keys)
-            except BaseException as error:
-                failures.append(error)
-                raise
+            rng, spaces = np.random.default_rng(seed), [BatchSpaces(), BatchSpaces()]
+            for _ in range(20):
+                batches = []
+                for _ in range(8):
+                    keys, which = rng.integers(0, COUNT + 9, rng.integers(0, 70)), rng.integers(2)
+                    batches.append((start(stores[which], keys, spaces[which]), keys))
+                del batches[::3]  # dropped in flight
+                for batch, keys in batches:
+                    check(batch, keys)
 
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failures
+        run_threads(work, [(seed,) for seed in range(8)])
         for batch in [*store._engine.gathered, *second_store._engine.gathered]:
             batch.settle()
         assert sorted(gather.piece_readers()._free) == list(range(gather.SLOTS))
 
 
 def test_a_thread_that_hangs_keeps_no_other_batch_waiting(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    readers, hangs, go = gather.PieceReaders(), threading.Event(), threading.Event()
+    readers, hangs, release = gather.PieceReaders(), threading.Event(), threading.Event()
     read_jobs = readers._read_jobs
 
     def hang(jobs: int, start: int) -> int:
         if hangs.is_set():
             return int(read_jobs(jobs, start))
-        ctypes.c_int64.from_address(start).value = 1  # it began long ago with a piece of a drive that does not answer
+        # As if it had started a chunk long ago, on a drive that does not answer.
+        ctypes.c_int64.from_address(start).value = 1
         hangs.set()
-        go.wait(30)
+        release.wait(HANG_SECONDS)
         ctypes.c_int64.from_address(start).value = 0
         return 0
 
@@ -161,12 +153,12 @@ def test_a_thread_that_hangs_keeps_no_other_batch_waiting(path: Path, monkeypatc
     monkeypatch.setattr(readers, "_read_jobs", hang)
     with kv.open(path, device="cpu") as store:
         first = start(store, np.arange(9))
-        assert hangs.wait(30)
+        assert hangs.wait(HANG_SECONDS)
         first.settle()
         second = start(store, np.arange(9))
         until(lambda: readers._count_unclaimed(readers._block.address) == 0, 30)
         check(second, np.arange(9))
-        go.set()
+        release.set()
 
 
 def test_dropped_batches_end_when_the_store_is_closed(path: Path) -> None:
@@ -235,7 +227,7 @@ def test_a_batch_is_read_if_no_thread_can_be_started(store: Any, unread: None, m
     monkeypatch.setattr(io_threads, "_pool", io_threads.IOThreadPool())
     monkeypatch.setattr(store._engine.stream, "wait_for_word", lambda *_: None)
     batch = start(store, np.arange(COUNT))
-    assert batch.done()  # else another wait in the stream would wait for the batch
+    assert batch.done()  # otherwise a later wait in the stream would block on the batch
     check(batch, np.arange(COUNT))
 
 
@@ -263,9 +255,9 @@ def test_a_batch_that_ends_while_another_thread_waits_for_it(store: Any, monkeyp
 def test_the_end_of_the_program_reads_batches_in_flight(
     store: Any, unread: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store._engine.stream, "wait_for_word", lambda *_: None)  # as on a GPU
+    monkeypatch.setattr(store._engine.stream, "wait_for_word", lambda *_: None)  # a GPU waits without the host
     monkeypatch.setattr(gather, "current_io_threads", io_threads.IOThreadPool)
-    monkeypatch.setattr(io_threads.IOThreadPool, "submit", lambda *_: None)  # threads that have stopped
+    monkeypatch.setattr(io_threads.IOThreadPool, "submit", lambda *_: None)  # as if the I/O threads had stopped
     batch = start(store, np.arange(COUNT))
     assert not batch.done()
     estate, _ = closing._unfinished[id(store._estate)]

@@ -1,6 +1,6 @@
-"""Stores on a GPU: warps of 32 that share queues, lanes that part ways, few ids for many threads, and what fails.
+"""Stores on a GPU: warps of 32 that share queues, lanes that diverge, few ids for many threads, and failures.
 
-Every value says which key it is of. The same cases as in tests/kv/test_kv_device.py, with more threads.
+Every value contains its key. The same cases as in tests/kv/test_kv_device.py, with more threads.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def test_keys_of_all_lengths(mixed: Any, cache: str | None, returns: str) -> Non
     rng = np.random.default_rng(1)
     with opened(path, cache=cache, value_bytes=2000, returns=returns) as store:
         for count in (1, 31, 32, 33, 5000):
-            wanted = [keys[k] for k in rng.integers(0, len(keys), count)]
+            requested = [keys[k] for k in rng.integers(0, len(keys), count)]
             for _ in range(2):
-                load.check_keys(store, wanted, records, 2000)
+                load.check_keys(store, requested, records, 2000)
         assert store._engine.pairs.in_use() == 0
         assert (store.device_stats["hits"] > 0) == (cache is not None)
 
@@ -67,12 +67,12 @@ def test_values_of_a_batch_without_a_schema(mixed: Any) -> None:
 
     path, records, keys = mixed
     with opened(path) as store:
-        for wanted in (keys, keys[:1], []):
-            values, found = store.get_async(wanted).wait()
+        for requested in (keys, keys[:1], []):
+            values, found = store.get_async(requested).wait()
             contents, offsets = np.asarray(values.values).tobytes(), np.asarray(values.offsets).tolist()
-            assert np.asarray(found).tolist() == [key in records for key in wanted]
-            assert [contents[offsets[k] : offsets[k + 1]] for k in range(len(wanted))] == [
-                records.get(key, b"") for key in wanted
+            assert np.asarray(found).tolist() == [key in records for key in requested]
+            assert [contents[offsets[k] : offsets[k + 1]] for k in range(len(requested))] == [
+                records.get(key, b"") for key in requested
             ]
         numbers = np.frombuffer(b"".join(key for key in keys if len(key) == 8), np.int64)
         values, found = store.get_async(cuda.to_device(numbers)).wait()
@@ -111,10 +111,10 @@ def test_a_schema_and_its_arrays(tmp_path: Path, cache: str | None) -> None:
         store.put_many(np.arange(500), {"x": x, "y": np.arange(500) * 3})
     with opened(tmp_path / "a", cache=cache) as store:
         keys = np.random.default_rng(1).integers(-20, 520, 3000)
-        host, told = store.get_many(keys)
+        host, host_found = store.get_many(keys)
         batches = [store.get_async(keys).wait() for _ in range(3)]
         for batch, found in batches:
-            assert (np.asarray(found) == told).all()
+            assert (np.asarray(found) == host_found).all()
             assert all((np.asarray(batch[name]) == host[name]).all() for name in SCHEMA)
         shapes = {name: batches[0][0][name].shape for name in SCHEMA}
         assert shapes == {"x": (3000, 8, 8), "y": (3000,)}
@@ -147,7 +147,7 @@ def test_gathered_batches(tmp_path: Path) -> None:
         try:
             store.close()
             closed = True
-        except errors.SharingError:  # as with a launch that is under way
+        except errors.SharingError:  # a batch in flight prevents the close, as a running launch does
             pass
         for future in futures:
             future.wait()
@@ -239,12 +239,12 @@ def test_many_threads(numbers: Any, queues: int, depth: int, cache: str | None, 
         for kernel in (load.retrieve_rows, load.part_ways, load.hold):
             rows, sizes = arrays(THREADS)
             kernel[THREADS](store, keys, rows, sizes)
-            some = np.arange(THREADS)
-            some = some[some % 5 != 4] if kernel is load.part_ways else some
-            load.check_rows(rows[some], sizes[some], keys[some].tolist(), records)
-        there = np.zeros(THREADS, np.int64)
-        load.exist[THREADS](store, keys, there)
-        assert (there == ((keys >= 0) & (keys < KEYS))).all()
+            retrieved = np.arange(THREADS)
+            retrieved = retrieved[retrieved % 5 != 4] if kernel is load.part_ways else retrieved
+            load.check_rows(rows[retrieved], sizes[retrieved], keys[retrieved].tolist(), records)
+        found = np.zeros(THREADS, np.int64)
+        load.exist[THREADS](store, keys, found)
+        assert (found == ((keys >= 0) & (keys < KEYS))).all()
         assert store._engine.pairs.in_use() == 0
         assert (store.device_stats["hits"] > 0) == (cache is not None)
 
@@ -254,10 +254,10 @@ def test_tickets_that_are_none(numbers: Any) -> None:
     tickets = np.resize(np.array(forged, np.int64), 96)
     with opened(numbers[0]) as store:
         rows, _ = arrays(96)
-        told = np.zeros((96, 3), np.int64)
+        results = np.zeros((96, 3), np.int64)
         with pytest.raises(errors.KernelError, match="ticket"):
-            load.forge[96](store, tickets, rows, told)
-        assert (told[:, 0] > 0).all() and (told[:, 1:] == -2).all() and not rows.any()
+            load.forge[96](store, tickets, rows, results)
+        assert (results[:, 0] > 0).all() and (results[:, 1:] == -2).all() and not rows.any()
         assert store._engine.pairs.in_use() == 0
 
 
@@ -315,16 +315,16 @@ def test_a_lost_command_while_others_are_answered(numbers: Any, kernel: Any) -> 
     with opened(path, timeout=0.4, depth=256, drive=drive) as store:
         rows, sizes = arrays(256)
         load.retrieve_rows[256](store, keys, rows, sizes)
-        told = np.zeros((256, 3), np.int64)
-        kernel[256](store, keys, rows, told, 10**7)  # compiles
-        assert told[:, 1].sum() == 0
+        results = np.zeros((256, 3), np.int64)
+        kernel[256](store, keys, rows, results, 10**7)  # compiles
+        assert results[:, 1].sum() == 0
         faults[0].configure(["ok"] * 3000 + ["lost"], repeat=False)
-        told[:] = 0
+        results[:] = 0
         with pytest.raises(errors.StallError):
-            kernel[256](store, keys, rows, told, 4 * 10**9)
-        assert faults[0].counts["lost"] == told[:, 1].sum() == 1
-        # its warp goes on as well, after the time-outs of the one lane
-        assert 1.2 < told[told[:, 1] > 0, 2][0] / 1e9 < 3.2 and told[:, 0].min() > 5
+            kernel[256](store, keys, rows, results, 4 * 10**9)
+        assert faults[0].counts["lost"] == results[:, 1].sum() == 1
+        # the lane's warp also continues, after the lane's time-outs
+        assert 1.2 < results[results[:, 1] > 0, 2][0] / 1e9 < 3.2 and results[:, 0].min() > 5
         assert store._engine.pairs.in_use() == 1
         load.retrieve_rows[256](store, keys, rows, sizes)
         load.check_rows(rows, sizes, keys.tolist(), records)

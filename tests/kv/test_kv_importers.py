@@ -204,13 +204,13 @@ def test_arrays_of_text(tmp_path: Path) -> None:
 def test_damaged_arrays(tmp_path: Path) -> None:
     path = tmp_path / "d.npz"
     np.savez(path, x=np.arange(20_000))
-    whole = path.read_bytes()
-    for damage in (whole[:-30], whole[: len(whole) // 2], b"PK\3\4" + bytes(100)):
+    content = path.read_bytes()
+    for damage in (content[:-30], content[: len(content) // 2], b"PK\3\4" + bytes(100)):
         path.write_bytes(damage)
         with pytest.raises(FormatError, match="npz"):
             open_source(path)
-    flipped = bytearray(whole)
-    flipped[len(whole) // 2] ^= 1  # in the items: only the checksum tells
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1  # a bit of the items: only the checksum shows the damage
     path.write_bytes(flipped)
     with pytest.raises(FormatError, match="damaged"):
         loaded(open_source(path))
@@ -230,25 +230,25 @@ def test_damaged_arrays(tmp_path: Path) -> None:
 def test_lmdb(tmp_path: Path) -> None:
     lmdb = pytest.importorskip("lmdb")
     for subdir in (True, False):
-        place = tmp_path / f"db{subdir}"
-        with lmdb.open(str(place), subdir=subdir, max_dbs=2, map_size=1 << 24) as environment:
+        path = tmp_path / f"db{subdir}"
+        with lmdb.open(str(path), subdir=subdir, max_dbs=2, map_size=1 << 24) as environment:
             with environment.begin(write=True) as transaction:
                 for k in range(5000):
                     transaction.put(b"%05d" % k, b"v" * (k % 300))
-        source = open_source(place, keys="number")
+        source = open_source(path, keys="number")
         assert (source.kind, source.schema, source.records) == ("lmdb", None, 5000)
         store = loaded(source)
         assert store.sizes == [4096, 904]
         assert all(store.records[k] == b"v" * (k % 300) for k in range(5000))
-        with lmdb.open(str(place), subdir=subdir, max_dbs=2, map_size=1 << 24) as environment:
+        with lmdb.open(str(path), subdir=subdir, max_dbs=2, map_size=1 << 24) as environment:
             inner = environment.open_db(b"inner")
             with environment.begin(inner, write=True) as transaction:
                 transaction.put(b"k", b"inside")
-        assert loaded(open_source(place, database="inner")).records == {b"k": b"inside"}
+        assert loaded(open_source(path, database="inner")).records == {b"k": b"inside"}
         with pytest.raises(FormatError, match="--database inner"):  # a record of the unnamed database describes it
-            loaded(open_source(place))
+            loaded(open_source(path))
         with pytest.raises(FormatError, match="none"):
-            open_source(place, database="none")
+            open_source(path, database="none")
     with lmdb.open(str(tmp_path / "several"), max_dbs=1) as environment:
         many = environment.open_db(b"many", dupsort=True)
         with environment.begin(many, write=True) as transaction:
@@ -481,7 +481,7 @@ def test_damaged_archives(tmp_path: Path) -> None:
     members, _ = samples(20)
     intact = archive_of(tmp_path / "a.tar", members).read_bytes()
     path = tmp_path / "b.tar"
-    end = 20 * 6 * 1024 + 1024  # members of a block of header and one of data; one has two blocks of data
+    end = 20 * 6 * 1024 + 1024  # each member has a header block and a data block; one member has two data blocks
     for cut in (1000, 20_000, 20_480, 20_992, len(intact) - 10240 // 2 if len(intact) > end else 30_000):
         path.write_bytes(intact[: min(cut, intact.rindex(b"ustar") + 300)])
         with pytest.raises(FormatError, match="damaged or truncated"):
@@ -746,7 +746,7 @@ def test_a_source_that_differs_is_refused(tmp_path: Path) -> None:
     assert not twice.sizes
 
 
-# --- whatever else
+# --- other formats
 
 
 def test_what_is_no_source(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.harness.kv_slots import slots_at, tombstones
 
 from warpwell import errors, kv
 from warpwell.kv.index import reader
@@ -40,14 +41,14 @@ from warpwell.targets.primitives import backoff, fetch_add, load_acquire, store_
 KEY = st.binary(min_size=1, max_size=3) | st.integers(0, 20)
 
 
-def locations_of(keys: Keys, serial: int) -> np.ndarray:
-    """Made-up locations, in which loc1's upper half repeats the serial number in loc0."""
+def new_slots(keys: Keys, serial: int) -> np.ndarray:
+    """Made-up locations of keys, in which loc1's upper half repeats the serial number in loc0."""
     lengths = keys.padded()[1].astype(np.int64)
     numbers = serial + np.arange(keys.size)
-    return np.column_stack([1 << SEGMENT_SHIFT | numbers, numbers << 32 | lengths << KEY_LEN_SHIFT])
+    return slots_at(keys, np.column_stack([1 << SEGMENT_SHIFT | numbers, numbers << 32 | lengths << KEY_LEN_SHIFT]))
 
 
-@given(st.lists(st.tuples(st.sampled_from(["put", "delete", "move"]), st.lists(KEY, max_size=8))))
+@given(st.lists(st.tuples(st.sampled_from(["put", "delete"]), st.lists(KEY, max_size=8))))
 def test_index_is_a_dict(steps: list[tuple[str, list[object]]]) -> None:
     index, model, serial = Index(StoreState()), {}, 1
     for step, listed in steps:
@@ -55,41 +56,36 @@ def test_index_is_a_dict(steps: list[tuple[str, list[object]]]) -> None:
         names = [keys.raw(k) for k in range(keys.size)]
         before = index.lookup(keys)
         assert [tuple(row) for row in before] == [model.get(n, (0, 0)) for n in names]
-        after = locations_of(keys, serial)
+        after = new_slots(keys, serial)
         serial += keys.size
         if step == "put":
-            index.put(keys, after)
-            model.update(zip(names, map(tuple, after), strict=True))
+            index.put(after)
+            model.update(zip(names, map(tuple, after[:, 2:]), strict=True))
         elif step == "delete":
-            for name, existed in zip(names, index.delete(keys), strict=True):
-                assert existed == (model.pop(name, None) is not None)
-        else:
-            before[::2] += 1  # not where they are: these stay
-            moved = index.move(keys, before, after)
-            for name, old, new, ok in zip(names, before, after, moved, strict=True):
-                assert ok == (name in model and model[name][0] == old[0])
-                if ok:
-                    model[name] = tuple(new)
+            existing = keys.take(before[:, 0] != 0)
+            assert index.put(tombstones(existing)) == len(model.keys() & set(names))
+            index.put(tombstones(keys))
+            model = {name: location for name, location in model.items() if name not in names}
         assert len(index) == len(model)
-    found, places = index.entries()
-    assert {k: tuple(p) for k, p in zip(found.to_list(), places, strict=True)} == model
+    found, locations = index.entries()
+    assert {k: tuple(p) for k, p in zip(found.to_list(), locations, strict=True)} == model
 
 
 def test_many_keys_and_churn() -> None:
     state = StoreState()
     index = Index(state)
     keys = as_keys(np.random.default_rng(0).permutation(200_000))
-    index.put(keys, locations_of(keys, 1))
+    index.put(new_slots(keys, 1))
     assert len(index) == 200_000
-    np.testing.assert_array_equal(index.lookup(keys), locations_of(keys, 1))
+    np.testing.assert_array_equal(index.lookup(keys), new_slots(keys, 1)[:, 2:])
     for round_ in range(8):
-        # other keys each time: tombstones must not fill the table for ever
+        # other keys each time: tombstones must not fill the table
         churn = as_keys(np.arange(100_000) + 10**6 * (round_ + 1))
-        index.put(churn, locations_of(churn, 10**7))
-        index.delete(churn)
+        index.put(new_slots(churn, 10**7))
+        index.put(tombstones(churn))
     assert len(index) == 200_000
     assert index.nbytes < 1 << 26
-    np.testing.assert_array_equal(index.lookup(keys), locations_of(keys, 1))
+    np.testing.assert_array_equal(index.lookup(keys), new_slots(keys, 1)[:, 2:])
     assert state.drain()
 
 
@@ -97,7 +93,7 @@ def test_readers_see_pairs_that_belong_together() -> None:
     state = StoreState()
     index = Index(state)
     keys = as_keys(np.arange(500))
-    index.put(keys, locations_of(keys, 1))
+    index.put(new_slots(keys, 1))
     stop, wrong, rounds = threading.Event(), [], [0, 0]
 
     def read(k: int) -> None:
@@ -115,12 +111,12 @@ def test_readers_see_pairs_that_belong_together() -> None:
     try:
         serial = 1000
         while min(rounds) < 200 and serial < 10**9 and not wrong:
-            index.put(keys, locations_of(keys, serial % 10**8))
+            index.put(new_slots(keys, serial % 10**8))
             serial += 500
             if serial % 5000 == 0:
                 fresh = as_keys(np.arange(1000) + serial)
-                index.put(fresh, locations_of(fresh, 1))  # so that the table is replaced now and then
-                index.delete(fresh)
+                index.put(new_slots(fresh, 1))  # so that the table is replaced now and then
+                index.put(tombstones(fresh))
     finally:
         stop.set()
         for t in threads:
@@ -132,10 +128,10 @@ def test_readers_see_pairs_that_belong_together() -> None:
 @pytest.mark.parametrize("first", range(0, 2000, 500))
 def test_lookup_on_weak_memory(first: int) -> None:
     for seed in range(first, first + 500):
-        words = np.zeros(8 + 4 * 8, np.int64)
-        words[0] = 7
-        table = words.ctypes.data
-        seen: list[tuple[int, int]] = []
+        memory = np.zeros(8 + 4 * 8, np.int64)
+        memory[0] = 7
+        table = memory.ctypes.data
+        results: list[tuple[int, int]] = []
 
         def writer() -> None:
             for n in (1, 2, 3):
@@ -145,25 +141,25 @@ def test_lookup_on_weak_memory(first: int) -> None:
 
         def reader() -> None:
             for _ in range(4):
-                seen.append(lookup(table, 5, 0, 8))
+                results.append(lookup(table, 5, 0, 8))
 
         interpreter = Interpreter(seed)
         interpreter.spawn(writer, name="writer")
         interpreter.spawn(reader, name="reader")
         interpreter.run()
-        for loc0, loc1 in seen:
+        for loc0, loc1 in results:
             assert loc0 & 0xFF == loc1 >> 32 and (loc0 == 0) == (loc1 == 0), seed
         # coherence: a later lookup never goes back, but for the deletion between 3 and 4
-        numbers = [loc0 & 0xFF for loc0, _ in seen if loc0]
+        numbers = [loc0 & 0xFF for loc0, _ in results if loc0]
         assert numbers == sorted(numbers), seed
 
 
 @pytest.mark.parametrize("first", range(0, 600, 200))
 def test_nothing_is_given_back_while_a_reader_is_inside(first: int) -> None:
     for seed in range(first, first + 200):
-        words = np.zeros(STATE_WORDS + 1, np.int64)
-        state, value = words.ctypes.data, words[STATE_WORDS:].ctypes.data
-        words[S_TABLE] = 1  # what readers hold: 1, then 2, then 3; `value` is the last that was given back
+        memory = np.zeros(STATE_WORDS + 1, np.int64)
+        state, value = memory.ctypes.data, memory[STATE_WORDS:].ctypes.data
+        memory[S_TABLE] = 1  # the table of the readers: 1, then 2, then 3; `value` is the last released table
         wrong: list[int] = []
 
         def reader(stripe: int) -> None:
@@ -171,18 +167,19 @@ def test_nothing_is_given_back_while_a_reader_is_inside(first: int) -> None:
                 epoch = enter(state, stripe)
                 held = load_acquire(state + 8 * S_TABLE, 2)
                 for _ in range(30):
-                    if fetch_add(value, 0, 2) >= held:  # the newest, as freed memory would be
+                    # fetch_add reads the newest value, which a read of freed memory would show.
+                    if fetch_add(value, 0, 2) >= held:
                         wrong.append(held)
                 leave(state, stripe, epoch)
 
         def writer() -> None:
-            # Twice, because a reader that counts itself in an epoch that is over is missed by the second.
-            for gone in (1, 2):
-                publish(state, S_TABLE, gone + 1)
+            # Twice, because the second release does not see a reader that entered an epoch that was over.
+            for released in (1, 2):
+                publish(state, S_TABLE, released + 1)
                 old = next_epoch(state)
                 while readers_in(state, old):
                     backoff(1)
-                store_relaxed(value, gone, 2)
+                store_relaxed(value, released, 2)
 
         interpreter = Interpreter(seed)
         interpreter.spawn(writer, name="writer")
@@ -195,7 +192,7 @@ def test_nothing_is_given_back_while_a_reader_is_inside(first: int) -> None:
 # -- reader -------------------------------------------------------------------------------------------------
 
 
-class Place:
+class ValueFile:
     """One segment file with some values, and an index over them."""
 
     def __init__(self, folder: Path, values: dict[bytes, bytes], mapped: bool) -> None:
@@ -209,9 +206,9 @@ class Place:
             rows.append((1 << 40 | len(blob) // 64, crc32c(value) << 32 | len(key) << KEY_LEN_SHIFT | len(value)))
             blob += value
         self.path.write_bytes(bytes(blob))
-        places = np.array([[a, b - (b >> 63 << 64)] for a, b in rows], np.int64)
-        self.index.put(as_keys(list(values)), places)
-        self.places = dict(zip(values, places, strict=True))
+        locations = np.array([[a, b - (b >> 63 << 64)] for a, b in rows], np.int64)
+        self.index.put(slots_at(as_keys(list(values)), locations))
+        self.locations = dict(zip(values, locations, strict=True))
         self.fd = os.open(self.path, os.O_RDWR)
         self.reader.on_segment(1, self.fd)
 
@@ -220,129 +217,131 @@ class Place:
         os.close(self.fd)
 
     def offset(self, key: bytes) -> int:
-        return int(offset_of(self.places[key][0]))
+        return int(offset_of(self.locations[key][0]))
 
 
 @pytest.fixture(params=[True, False], ids=["mapped", "pread"])
-def place(tmp_path: Path, request: pytest.FixtureRequest):
+def value_file(tmp_path: Path, request: pytest.FixtureRequest):
     random = np.random.default_rng(0)
     sizes = (0, 1, 7, 64, 1000, 20_000, 65536, 65537, 1 << 20)
-    made = Place(tmp_path, {b"k%d" % n: random.bytes(n) for n in sizes}, request.param)
+    made = ValueFile(tmp_path, {b"k%d" % n: random.bytes(n) for n in sizes}, request.param)
     assert (1 in made.reader._mappings) == request.param
     yield made
     made.close()
 
 
-def test_values_of_any_size(place: Place) -> None:
-    data = place.path.read_bytes()
-    for key in place.places:
+def test_values_of_any_size(value_file: ValueFile) -> None:
+    data = value_file.path.read_bytes()
+    for key in value_file.locations:
         size = int(key[1:])
-        assert place.reader.get(key) == data[place.offset(key) : place.offset(key) + size]
-    assert place.reader.get(b"absent") is None
+        assert value_file.reader.get(key) == data[value_file.offset(key) : value_file.offset(key) + size]
+    assert value_file.reader.get(b"absent") is None
     keys = as_keys([b"k7", b"absent", b"k1000", b"k0", b"k1048576"])
-    values, found = place.reader.values(keys)
+    values, found = value_file.reader.values(keys)
     assert found.tolist() == [True, False, True, True, True]
     assert [None if v is None else len(v) for v in values] == [7, None, 1000, 0, 1 << 20]
-    assert values[2] == place.reader.get(b"k1000")
-    rows, found = place.reader.rows(as_keys([b"k64", b"absent"]), 64)
+    assert values[2] == value_file.reader.get(b"k1000")
+    rows, found = value_file.reader.rows(as_keys([b"k64", b"absent"]), 64)
     assert found.tolist() == [True, False]
-    assert rows[0].tobytes() == place.reader.get(b"k64") and not rows[1].any()
+    assert rows[0].tobytes() == value_file.reader.get(b"k64") and not rows[1].any()
     with pytest.raises(errors.ValueSizeError, match="1000 bytes"):
-        place.reader.rows(as_keys([b"k64", b"k1000"]), 64)
+        value_file.reader.rows(as_keys([b"k64", b"k1000"]), 64)
 
 
-def test_keys_of_all_lengths_by_both_ways_to_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_of_all_lengths_by_both_ways_to_get(tmp_path: Path) -> None:
     numbers = {n.to_bytes(8, "little", signed=True): n for n in (-1, 0, 1, -(1 << 63), (1 << 63) - 1)}
     values = {b"0123456789abcdef"[:n]: b"%d" % n * n for n in range(1, 17)} | {key: key for key in numbers}
-    for has_known_layout in (True, False):
-        monkeypatch.setattr("warpwell.kv.index.reader.has_known_layout", lambda value=has_known_layout: value)
-        made = Place(tmp_path, values, True)
-        get = made.reader.getter(made.reader.get)
-        assert isinstance(get, types.BuiltinFunctionType) == has_known_layout
-        assert {key: get(key) for key in values} == values
-        assert {key: get(n) for key, n in numbers.items()} == {key: key for key in numbers}
-        assert get(2) is None and get(b"0") == b"1" and get(b"1") is None
-        changes = []
-        for _ in range(3):
-            references = sys.getrefcount(None), sys.getrefcount(get(b"01"))
-            for _ in range(1000):
-                get(2), get(b"01")
-            after = sys.getrefcount(None), sys.getrefcount(get(b"01"))
-            changes.append(abs(after[0] - references[0]))
-            assert after[1] == references[1]
-        # Threads and finalizers of other tests may add or drop references to None once, `get` would in each round.
-        assert min(changes) < 100, changes
-        for key in (1 << 63, -(1 << 63) - 1):
-            with pytest.raises(errors.ArgumentError, match="signed 64-bit"):
-                get(key)
-        for wrong in (bytes(512), b"", 1.5):
-            with pytest.raises((errors.ArgumentError, TypeError)):
-                get(wrong)
-        counters = made.state.counters()
-        assert counters["errors"] == 0 and counters["gets"] - counters["hits"] == 3002
-        made.close()
+    made = ValueFile(tmp_path, values, True)
+    get = made.reader.getter(made.reader.get)
+    assert isinstance(get, types.BuiltinFunctionType)
+    assert {key: get(key) for key in values} == values
+    assert {key: get(n) for key, n in numbers.items()} == {key: key for key in numbers}
+    assert get(2) is None and get(b"0") == b"1" and get(b"1") is None
+    changes = []
+    for _ in range(3):
+        references = sys.getrefcount(None), sys.getrefcount(get(b"01"))
+        for _ in range(1000):
+            get(2), get(b"01")
+        after = sys.getrefcount(None), sys.getrefcount(get(b"01"))
+        changes.append(abs(after[0] - references[0]))
+        assert after[1] == references[1]
+    # Threads and finalizers of other tests may add or drop references to None once, `get` would in each round.
+    assert min(changes) < 100, changes
+    for key in (1 << 63, -(1 << 63) - 1):
+        with pytest.raises(errors.ArgumentError, match="signed 64-bit"):
+            get(key)
+    for wrong in (bytes(512), b"", 1.5):
+        with pytest.raises((errors.ArgumentError, TypeError)):
+            get(wrong)
+    counters = made.state.counters()
+    assert counters["errors"] == 0 and counters["gets"] - counters["hits"] == 3002
+    assert {key: made.reader.get(key) for key in values} == values
+    assert {key: made.reader.get(n) for key, n in numbers.items()} == {key: key for key in numbers}
+    made.close()
 
 
 @pytest.mark.parametrize("key", [b"k1", b"k64", b"k65537"])
-def test_a_changed_byte_is_never_served(place: Place, key: bytes) -> None:
-    before = place.reader.get(key)
+def test_a_changed_byte_is_never_served(value_file: ValueFile, key: bytes) -> None:
+    before = value_file.reader.get(key)
     assert before is not None
-    os.pwrite(place.fd, bytes([before[-1] ^ 4]), place.offset(key) + len(before) - 1)
-    for read in (place.reader.get, lambda k: place.reader.rows(as_keys([b"none", k]), len(before))):
+    os.pwrite(value_file.fd, bytes([before[-1] ^ 4]), value_file.offset(key) + len(before) - 1)
+    for read in (value_file.reader.get, lambda k: value_file.reader.rows(as_keys([b"none", k]), len(before))):
         with pytest.raises(errors.CorruptionError, match="CRC-32C") as raised:
             read(key)
         assert repr(key) in str(raised.value)
-    os.pwrite(place.fd, before[-1:], place.offset(key) + len(before) - 1)
-    assert place.reader.get(key) == before
+    os.pwrite(value_file.fd, before[-1:], value_file.offset(key) + len(before) - 1)
+    assert value_file.reader.get(key) == before
 
 
-def test_a_file_that_was_cut(place: Place) -> None:
-    kept = place.reader.get(b"k64")
-    os.ftruncate(place.fd, place.offset(b"k1000") + 10)
-    assert place.reader.get(b"k64") == kept
+def test_a_file_that_was_cut(value_file: ValueFile) -> None:
+    expected = value_file.reader.get(b"k64")
+    os.ftruncate(value_file.fd, value_file.offset(b"k1000") + 10)
+    assert value_file.reader.get(b"k64") == expected
     for key in (b"k1000", b"k20000", b"k65536", b"k1048576"):
         with pytest.raises(errors.CorruptionError, match="cut"):
-            place.reader.get(key)
+            value_file.reader.get(key)
     with pytest.raises(errors.CorruptionError, match="cut"):
-        place.reader.rows(as_keys([b"k1000"]), 1000)
+        value_file.reader.rows(as_keys([b"k1000"]), 1000)
 
 
-def test_a_file_that_grows_and_one_that_comes_into_memory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    more, at = b"more" * 1000, os.fstat(place.fd).st_size + 4096 - os.fstat(place.fd).st_size % 4096
-    os.pwrite(place.fd, more, at)
+def test_a_file_that_grows_and_one_that_comes_into_memory(
+    value_file: ValueFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more, at = b"more" * 1000, os.fstat(value_file.fd).st_size + 4096 - os.fstat(value_file.fd).st_size % 4096
+    os.pwrite(value_file.fd, more, at)
     crc = crc32c(more)
     loc1 = (crc - (crc >> 31 << 32)) << 32 | 4 << KEY_LEN_SHIFT | 4000
-    place.index.put(as_keys([b"more"]), np.array([[1 << 40 | at // 64, loc1]]))
-    assert place.reader.get(b"more") == more
-    if place.reader._mapped:
-        # As if the file had not been in the page cache when it was opened.
+    value_file.index.put(slots_at(as_keys([b"more"]), np.array([[1 << 40 | at // 64, loc1]])))
+    assert value_file.reader.get(b"more") == more
+    if value_file.reader._mapped:
+        # Open the segment as if it were not in the page cache.
         monkeypatch.setattr("warpwell.kv.index.reader._MIN_RESIDENT", 2.0)
-        place.reader.on_segment(1, -1)
-        place.reader.on_segment(1, place.fd)
-        assert not place.reader._mappings and place.reader.get(b"more") == more
+        value_file.reader.on_segment(1, -1)
+        value_file.reader.on_segment(1, value_file.fd)
+        assert not value_file.reader._mappings and value_file.reader.get(b"more") == more
         monkeypatch.undo()
         for _ in range(256):
-            place.reader.rows(as_keys([b"more"]), 4000)
-        assert 1 in place.reader._mappings and place.reader.get(b"more") == more
+            value_file.reader.rows(as_keys([b"more"]), 4000)
+        assert 1 in value_file.reader._mappings and value_file.reader.get(b"more") == more
 
 
-def test_a_drive_that_fails(place: Place) -> None:
+def test_a_drive_that_fails(value_file: ValueFile) -> None:
     # a descriptor that cannot be read stands for a failing drive: EISDIR
-    folder = os.open(place.path.parent, os.O_RDONLY)
-    place.reader.on_segment(1, -1)
-    place.reader.on_segment(1, folder)
+    folder = os.open(value_file.path.parent, os.O_RDONLY)
+    value_file.reader.on_segment(1, -1)
+    value_file.reader.on_segment(1, folder)
     with pytest.raises(errors.MediumError, match="directory") as raised:
-        place.reader.get(b"k64")
+        value_file.reader.get(b"k64")
     os.close(folder)
     assert isinstance(raised.value, OSError)
-    place.reader.on_segment(1, -1)
+    value_file.reader.on_segment(1, -1)
     with pytest.raises(errors.CorruptionError, match="not open"):
-        place.reader.get(b"k64")
+        value_file.reader.get(b"k64")
 
 
 def test_batches_are_read_ahead_from_files_that_are_not_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {b"a": 64, b"b": 200 << 10, b"gap": 20 << 10, b"c": 100, b"d": 1000}
-    made = Place(tmp_path, {key: bytes(nbytes) for key, nbytes in sizes.items()}, False)
+    made = ValueFile(tmp_path, {key: bytes(nbytes) for key, nbytes in sizes.items()}, False)
     requests: list[tuple[int, ...]] = []
     record = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)(lambda *request: requests.append(request) or 0)
     monkeypatch.setattr("warpwell.kv.index.reader._FADVISE", ctypes.cast(record, ctypes.c_void_p).value)
@@ -403,7 +402,7 @@ def test_files_outside_of_the_page_cache_are_not_mapped(
 ) -> None:
     monkeypatch.setattr(reader, "_may_ask", lambda fd: owner)
     assert reader.map_file(cold) is None
-    assert resident(cold) < 0.02  # and looking brought nothing in
+    assert resident(cold) < 0.02  # the check has not loaded pages
     while os.read(cold, 1 << 20):
         pass
     made = reader.map_file(cold)
@@ -415,13 +414,13 @@ def test_files_outside_of_the_page_cache_are_not_mapped(
 def test_mincore_is_asked_only_where_it_tells(cold: int) -> None:
     assert reader._may_ask(cold)
     if os.geteuid() != 0:
-        pytest.skip("needs root, to be somebody else")
+        pytest.skip("needs root, to act as another user")
     child = os.fork()
     if child == 0:
         code = 1
         try:
             os.setuid(65534)
-            if resident(cold) == 1.0:  # the claim
+            if resident(cold) == 1.0:  # what this test claims: all pages are in the page cache
                 code = 0 if not reader._may_ask(cold) and reader.map_file(cold) is None else 2
         finally:
             os._exit(code)

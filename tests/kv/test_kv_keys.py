@@ -60,8 +60,8 @@ def test_integers_are_their_eight_bytes(keys: list[int]) -> None:
 
 
 def test_integers_and_names_stay_what_they_are() -> None:
-    given = [7, b"8 bytes.", np.int32(-1), "a", "ssssssss"]
-    keys = as_keys(given)
+    mixed = [7, b"8 bytes.", np.int32(-1), "a", "ssssssss"]
+    keys = as_keys(mixed)
     assert keys.to_list() == [7, b"8 bytes.", -1, b"a", b"ssssssss"]
     assert keys.take(slice(2)).to_list() == [7, b"8 bytes."] == as_keys(np.array([7, b"8 bytes."], object)).to_list()
     assert keys.marked()[1].tolist() == [40, 8, 40, 1, 8] and keys.padded()[1].tolist() == [8, 8, 8, 1, 8]
@@ -90,8 +90,8 @@ def test_arrays() -> None:
         assert as_keys(empty).size == 0
     padded = np.full((2, 16), 65, np.uint8)
     assert as_keys((padded, np.array([1, 3]))).to_list() == [b"A", b"AAA"]
-    some = as_keys([b"a", b"bb", b"ccc"])
-    assert isinstance(some, Keys) and some.take(np.array([2, 0])).to_list() == [b"ccc", b"a"]
+    short_keys = as_keys([b"a", b"bb", b"ccc"])
+    assert isinstance(short_keys, Keys) and short_keys.take(np.array([2, 0])).to_list() == [b"ccc", b"a"]
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_records_are_aligned_and_come_back() -> None:
     assert rows.shape == (2, 24) and rows.flags.c_contiguous
     for name, array in schema.unpack(rows).items():
         np.testing.assert_array_equal(array, values[name])
-    one = schema.unpack_one(schema.pack_one({"a": [True] * 3, "b": [[1], [2]], "c": 3}).tobytes())
-    assert one["c"] == 3 and one["b"].tolist() == [[1.0], [2.0]]
+    record = schema.unpack_one(schema.pack_one({"a": [True] * 3, "b": [[1], [2]], "c": 3}).tobytes())
+    assert record["c"] == 3 and record["b"].tolist() == [[1.0], [2.0]]
 
 
 @pytest.mark.parametrize(

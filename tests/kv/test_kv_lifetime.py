@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.harness.kv_device import exist
-from tests.harness.until import until
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from warpwell import closing, errors
@@ -41,7 +41,7 @@ def address_space() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * 4096
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 20) -> bool:
+def eventually(holds: Callable[[], bool], seconds: float = HANG_SECONDS) -> bool:
     end = time.monotonic() + seconds
     while not holds() and time.monotonic() < end:
         time.sleep(0.01)
@@ -53,7 +53,7 @@ def eventually(holds: Callable[[], bool], seconds: float = 20) -> bool:
 
 def test_dropped_readers_give_everything_back(path: Path) -> None:
     ww.kv.open(path).get(1)
-    assert closing.settle(20)  # of other tests
+    assert closing.settle(HANG_SECONDS)  # stores that other tests dropped have been closed
     files, growths = descriptors(), []
     for _ in range(3):
         space = address_space()
@@ -62,7 +62,7 @@ def test_dropped_readers_give_everything_back(path: Path) -> None:
             assert store.get(1) == bytes([1]) * 64
             del store
         growths.append(address_space() - space)
-    assert descriptors() == files
+    assert descriptors() <= files
     # A mapping alone takes 256 MiB. A thread of another test may add 64 MiB once: an arena of the
     # allocator has this size. Memory that readers keep is added in every round.
     assert min(growths) < 16 << 20, growths
@@ -83,6 +83,37 @@ def test_a_dropped_writer_commits_and_lets_the_next_one_in(path: Path, caplog: p
     assert not caplog.records
 
 
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_dropped_writer_whose_commit_takes_long_lets_the_next_one_in(
+    path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    store = ww.kv.open(path, "r+")
+    store.put(99, b"one")
+    inner, settle = store._records.log.commit, closing.settle
+    may_end, waits = threading.Event(), list[float]()
+
+    def commit() -> int:
+        assert may_end.wait(HANG_SECONDS)
+        return inner()
+
+    def short_settle(seconds: float) -> bool:
+        waits.append(seconds)
+        if len(waits) == 1:
+            return settle(0.01)  # which is over before the commit has ended
+        may_end.set()
+        return settle(HANG_SECONDS)
+
+    store._records.log.commit = commit
+    monkeypatch.setattr(closing, "settle", short_settle)
+    try:
+        del store
+        with ww.kv.create(path, overwrite=True) if is_new else ww.kv.open(path, "r+") as again:
+            assert again.get(99) == (None if is_new else b"one")
+    finally:
+        may_end.set()
+    assert len(waits) == 2 and waits[0] < waits[1]
+
+
 def test_what_a_dropped_writer_could_not_commit_is_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = ww.kv.open(path, "r+")
     store.put_many([11, 12], [b"x", b"y"])
@@ -92,7 +123,7 @@ def test_what_a_dropped_writer_could_not_commit_is_told(path: Path, caplog: pyte
 
     store._records.log.commit = fail
     del store
-    assert closing.settle(20)
+    assert closing.settle(HANG_SECONDS)
     message = caplog.text
     assert "2 changes" in message and str(path) in message and "are lost" in message and "no space left" in message
     assert "Traceback" not in message
@@ -104,16 +135,19 @@ def test_an_interrupt_while_a_dropped_writer_commits(path: Path) -> None:
     store = ww.kv.open(path, "r+")
     store.put(11, b"x")
     store_log = store._records.log
-    inner = store_log.commit
+    inner, is_dropped = store_log.commit, threading.Event()
 
     def commit() -> int:
         store_log.commit = inner  # closing the log commits once more
+        assert is_dropped.wait(HANG_SECONDS)  # Ctrl-C must not come while the finalizer hands the store over
         signal.raise_signal(signal.SIGINT)
         return inner()
 
     store_log.commit = commit
-    with pytest.raises(KeyboardInterrupt):  # and not in a finalizer, where it would be forgotten, and the record lost
+    # Raised here, and not in a finalizer, which would ignore it and lose the record.
+    with pytest.raises(KeyboardInterrupt):
         del store
+        is_dropped.set()
         until(lambda: False)
     with ww.kv.open(path) as again:
         assert again[11] == b"x"
@@ -125,16 +159,16 @@ def test_a_dropped_prefetch_is_not_waited_for() -> None:
     class Answer:
         def wait(self) -> None:
             started.set()
-            assert answered.wait(20)
+            assert answered.wait(HANG_SECONDS)
 
     ahead: Prefetch[int] = Prefetch(iter(range(3)), lambda _: Answer(), 2)
     flight = ahead._flight
     start = time.monotonic()
-    del ahead  # wherever that is: in the very thread that has to answer, say
-    assert time.monotonic() - start < 10
-    assert started.wait(20)
+    del ahead  # may run in any thread, also in the one that must answer
+    assert time.monotonic() - start < HANG_SECONDS / 2
+    assert started.wait(HANG_SECONDS)
     answered.set()
-    assert closing.settle(20) and not flight._futures
+    assert closing.settle(HANG_SECONDS) and not flight._futures
 
 
 def test_a_dropped_writer_on_a_device_is_replaced(path: Path) -> None:
@@ -178,20 +212,22 @@ def test_a_dropped_store_on_a_device_ends_its_threads(path: Path) -> None:
         del store
     with ww.kv.open(path, "r+") as again:  # waits for the store that is being closed
         assert again[77] == b"x"
-    assert eventually(lambda: threads() == 0 and descriptors() == files)
+    assert eventually(lambda: threads() == 0 and descriptors() <= files)
 
 
 def test_a_batch_keeps_the_store_that_it_comes_from(path: Path) -> None:
     for device in (None, "cpu"):
         future = ww.kv.open(path, device=device).get_async(np.arange(5))
         gc.collect()
-        values, found = future.wait(20)
+        values, found = future.wait(HANG_SECONDS)
         assert found.all() and [len(value) for value in values] == [64] * 5
 
 
 def test_a_read_that_does_not_end_does_not_keep_the_program() -> None:
     code = "import time; from warpwell.kv import HostFuture; HostFuture(lambda: time.sleep(1000)); print('ends')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_SECONDS, check=True
+    )
     assert done.stdout == "ends\n" and not done.stderr
 
 
@@ -294,7 +330,7 @@ def test_a_program_that_leaves_a_store_open(
 
 
 def leave(path: Path, fail: bool) -> None:
-    logging.getLogger().handlers.clear()  # of pytest, in the parent
+    logging.getLogger().handlers.clear()  # pytest's handlers, inherited from the parent
     store = ww.kv.create(path)
     store["a"] = b"1"
     globals()["_left"] = store  # not dropped when the function ends
@@ -314,7 +350,7 @@ def test_a_forked_worker_that_leaves_a_store_open(
         raise KeyError("its parent's")
     except KeyError:
         worker.start()  # an exception that the parent handles does not end a child
-    worker.join(60)
+    worker.join(HANG_SECONDS)
     assert worker.exitcode == int(fail)
     with ww.kv.open(tmp_path / "s.kv") as store:
         assert len(store) == (0 if fail else 1)
@@ -344,7 +380,7 @@ def test_a_reader_that_hangs_delays_the_end_of_a_store_once(tmp_path, monkeypatc
     store.commit()
     assert store.stats.segments == 8
     readers = store._records.state.words[S_STRIPES : S_STRIPES + 2]
-    readers += 1  # as if a thread of each epoch hung in a read
+    readers += 1  # as if in each epoch a thread hung in a read
     drain_seconds.clear()
     store.close()
     assert len(drain_seconds) < 4

@@ -14,11 +14,13 @@ import time
 
 import numpy as np
 import pytest
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell.kv.log.log
-from lab.campaigns.crash.kv_load import Run, WrongBytes, contents, padded, unpadded, write_script
+from lab.campaigns.crash.kv_load import Run, WrongBytes, contents, names_in, padded, write_script
 from warpwell import errors
-from warpwell.kv import as_keys
+from warpwell.kv import as_keys, compaction
+from warpwell.kv.compaction import compact
 from warpwell.kv.log.checksum import crc32c, crc32c_many
 from warpwell.kv.log.files import Files, read_at
 from warpwell.kv.log.format import MAX_VALUE, RECORD, RECORD_BYTES, SUPERBLOCK, offset_of, segment_of, size_of
@@ -33,7 +35,7 @@ from warpwell.kv.log.journal import (
 )
 from warpwell.kv.log.log import UNSYNCED_BYTES, Log
 from warpwell.kv.log.manifest import read_manifest
-from warpwell.kv.log.recovery import split, verify
+from warpwell.kv.log.recovery import verify
 from warpwell.kv.log.segments import Segments
 from warpwell.kv.records import Records
 from warpwell.targets.checksum import crc32c_of
@@ -51,7 +53,7 @@ def put(log, records):
 
 
 def append_one(log, key, value):
-    return tuple(put(log, {key: value})[0].tolist())
+    return tuple(put(log, {key: value})[0, 2:].tolist())
 
 
 @pytest.fixture(autouse=True)
@@ -176,8 +178,7 @@ class Reader:
         self.apply(self.log.recovered.live())
 
     def apply(self, slots):
-        keys, lens, locs = split(slots)
-        for key, loc in zip(unpadded(keys, lens), locs.tolist(), strict=True):
+        for key, loc in zip(names_in(slots), slots[:, 2:].tolist(), strict=True):
             if loc[0] == -1:
                 self.locations.pop(key, None)
             else:
@@ -223,19 +224,19 @@ def test_readers_follow_commits(path):
 
 def test_a_reader_goes_over_to_the_next_journal_or_starts_anew(path):
     with Log.create(path) as log:
-        reader, late = Reader(path), Reader(path)
+        reader, late_reader = Reader(path), Reader(path)
         for k in range(3):
             put(log, {b"%d" % k: b"x", b"same": b"%d" % k})
             log.commit()
             with Log.open(path, writable=False) as now:
-                log.snapshot(*split(now.recovered.live()))
+                log.snapshot(now.recovered.live())
             changes = reader.refresh()
             assert changes.records is not None and changes.changed == 2
             assert reader.contents() == read(path)
-        assert late.refresh().changed == 6
-        assert late.contents() == read(path)
+        assert late_reader.refresh().changed == 6
+        assert late_reader.contents() == read(path)
         reader.log.close()
-        late.log.close()
+        late_reader.log.close()
 
 
 def test_readers_follow_a_busy_writer_from_state_to_state(tmp_path):
@@ -245,15 +246,15 @@ def test_readers_follow_a_busy_writer_from_state_to_state(tmp_path):
     reached = []
     run = Run(script, path, Files(), lambda done, durable: reached.append(done))
     run.begin()
-    seen = []
+    states = []
 
     def follow():
         reader = Reader(path)
         while threading.current_thread() is not None and not stop.is_set():
             reader.refresh()
-            seen.append(reader.contents())
+            states.append(reader.contents())
         reader.refresh()
-        seen.append(reader.contents())
+        states.append(reader.contents())
         reader.log.close()
 
     stop = threading.Event()
@@ -262,15 +263,16 @@ def test_readers_follow_a_busy_writer_from_state_to_state(tmp_path):
     for _ in script.steps:
         run.next()
         time.sleep(0.001)
+    until(lambda: len(states) > 10 or not thread.is_alive())
     stop.set()
-    thread.join(60)
+    thread.join(HANG_SECONDS)
     run.close()
-    assert not thread.is_alive() and len(seen) > 10
+    assert not thread.is_alive() and len(states) > 10
     at = 0
-    for state in seen:
+    for state in states:
         assert state in script.states[at:], "a reader saw what never was, or went back"
         at = script.states.index(state, at)
-    assert seen[-1] == script.states[-1]
+    assert states[-1] == script.states[-1]
 
 
 def test_a_reader_that_opens_while_segments_are_replaced_finds_a_store(path):
@@ -291,9 +293,10 @@ def test_a_reader_that_opens_while_segments_are_replaced_finds_a_store(path):
         for k in range(75):  # a reader that looks once fails within 60
             records.put(as_keys([b"%d" % j for j in range(12)]), [bytes([k]) * 3000] * 12)
             records.commit()
-            records.compact()
+            compact(records)
+        until(lambda: problems or len(opened) > 3)
         stop.set()
-        thread.join(60)
+        thread.join(HANG_SECONDS)
     assert not thread.is_alive()
     assert not problems and len(opened) > 3
 
@@ -310,16 +313,16 @@ def test_compaction_gives_space_back_and_keeps_every_value(path, monkeypatch):
             state.update(values)
             records.put(as_keys(list(values)), list(values.values()))
         before = set(log.segments.ids())
-        lookup = records.index.lookup
+        read_values = compaction._read
 
-        def put_and_look_up(keys):  # a put in the middle of a compaction
+        def put_and_read(log, locations):  # a put in the middle of a compaction
             monkeypatch.undo()
             records.put(as_keys([b"3"]), [b"newest"])
-            return lookup(keys)
+            return read_values(log, locations)
 
-        monkeypatch.setattr(records.index, "lookup", put_and_look_up)
+        monkeypatch.setattr(compaction, "_read", put_and_read)
         progress = []
-        report = records.compact(progress=lambda done, total: progress.append((done, total)))
+        report = compact(records, progress=lambda done, total: progress.append((done, total)))
         assert report.moved > 0 and report.freed_bytes > 0 and set(report.segments) <= before
         assert set(log.segments.ids()) >= before  # until their caller commits the concurrent puts
         assert set(report.segments) <= set(log.segments.ids())
@@ -332,8 +335,8 @@ def test_compaction_gives_space_back_and_keeps_every_value(path, monkeypatch):
     assert verify(path).sound
     log = Log.open(path, writable=True)
     with contextlib.closing(Records(log)) as records:  # nothing is left to do
-        records.compact()
-        assert records.compact().segments == ()
+        compact(records)
+        assert compact(records).segments == ()
         new = append_one(log, b"next", b"v")[0]
         assert segment_of(new) > max(report.segments)  # an id is never given twice
 
@@ -348,7 +351,7 @@ def test_compaction_refuses_a_damaged_value(path):
         edit(log.segments.path(segment_of(loc[0])), offset_of(loc[0]) + 5, b"\xff")
         files = sorted(os.listdir(path))
         with pytest.raises(errors.CorruptionError, match="damaged"):
-            records.compact(threshold=0.2)
+            compact(records, threshold=0.2)
         assert set(files) <= set(os.listdir(path))
     problems = verify(path).problems
     assert [problem.key for problem in problems] == [b"0"]
@@ -357,9 +360,8 @@ def test_compaction_refuses_a_damaged_value(path):
 def test_a_snapshot_takes_only_what_it_can_name(path):
     with Log.create(path) as log:
         put(log, {b"k": b"v"})
-        keys, lens = padded([b"k"])
         with pytest.raises(errors.ArgumentError, match="segments"):
-            log.snapshot(keys, lens, np.array([[9 << 40 | 64, 1 << 25]], np.int64))
+            log.snapshot(np.array([[0x6B, 0, 9 << 40 | 64, 1 << 25]], np.int64))
 
 
 # -- one writer, forks, failures ------------------------------------------------------------------------------
@@ -408,7 +410,7 @@ def test_a_forked_child_does_not_write_and_does_not_keep_the_lock(path):
     log.commit()
     source, sink = os.pipe()
     process = os.fork()
-    if process == 0:  # lives on while the parent closes
+    if process == 0:  # the child runs until the parent has closed the log
         os.close(sink)
         os.read(source, 1)
         os._exit(0)
@@ -497,7 +499,7 @@ def test_a_small_commit_syncs_the_journal_only(path, monkeypatch):
         log.commit()
         assert files.synced == [journal]
         put(log, {b"c": b"1"})
-    assert files.synced == [value]  # of the value that only the journal had, at close
+    assert files.synced == [value]  # close() syncs the segment, because only the journal was durable
     assert read(path) == {b"a": bytes(INLINE_BYTES + 1), b"c": b"1"}
 
 
@@ -658,7 +660,7 @@ def test_a_snapshot_and_a_killed_writer_leave_no_zeros(path, tmp_path):
         before, end = journal_of(path), log._journal.position.offset
         shutil.copytree(path, killed)
         with Log.open(path, writable=False) as reader:
-            log.snapshot(*split(reader.recovered.live()))
+            log.snapshot(reader.recovered.live())
         assert os.path.getsize(before) == end
     assert os.path.getsize(journal_of(killed)) > end
     assert read(killed) == {b"a": b"1"}
@@ -916,8 +918,8 @@ def test_damage_of_what_was_committed_is_refused_and_left_alone(path, record, ho
     else:
         with open(journal, "rb") as file:
             file.seek(offset_in((record + 3) % 12))
-            other = file.read(RECORD_BYTES)
-        edit(journal, at, other)
+            stale_record = file.read(RECORD_BYTES)
+        edit(journal, at, stale_record)
     before = snap(path)
     for writable in (True, False):
         with pytest.raises(errors.CorruptionError) as caught:
@@ -942,7 +944,8 @@ def test_a_record_that_does_not_continue_its_group_ends_the_journal(path, field)
     if field != "crc":
         last["crc"] = crc32c(last.view(np.uint8)[:60])
     data.tofile(journal)
-    edit(os.path.join(path, COMMITTED_NAME), 0, bytes(MARK_OFFSETS[1] + 64))  # as if the last mark had been lost
+    # As if the last mark in COMMITTED had been lost.
+    edit(os.path.join(path, COMMITTED_NAME), 0, bytes(MARK_OFFSETS[1] + 64))
     assert read(path) == {b"first": b"1"}
 
 
@@ -992,22 +995,22 @@ def test_verify_counts_torn_marks_and_misses_the_file_of_a_store_with_records(pa
         log.commit()
     for offset in MARK_OFFSETS:
         edit(committed_marks, offset, os.urandom(64))
-    assert verify(path).sound and verify(path).torn_marks == 2  # neither is synced before the log is closed
+    assert verify(path).sound and verify(path).torn_marks == 2  # neither mark is synced before the log is closed
     os.unlink(committed_marks)
     assert [problem.path for problem in verify(path).problems] == [committed_marks]
 
 
 def test_a_torn_end_is_dropped_by_the_writer_only(path):
     journal = committed(path)
-    whole = os.path.getsize(journal)
+    size = os.path.getsize(journal)
     with open(journal, "ab") as file:
         file.write(b"torn" * 25)
     expected = {b"%d" % j: bytes([3]) * 100 for j in range(3)}
     assert read(path) == expected
-    assert os.path.getsize(journal) == whole + 100
+    assert os.path.getsize(journal) == size + 100
     assert verify(path).torn_bytes == 100 and verify(path).sound
     with Log.open(path, writable=True) as log:
-        assert os.path.getsize(journal) == whole
+        assert os.path.getsize(journal) == size
         put(log, {b"new": b"v"})
     assert read(path) == {**expected, b"new": b"v"}
 
@@ -1032,8 +1035,8 @@ def test_missing_and_cut_files_are_named(path):
 
 
 def test_a_journal_of_another_store_is_refused(tmp_path):
-    ours, theirs = committed(str(tmp_path / "a")), committed(str(tmp_path / "b"))
-    os.replace(theirs, ours)
+    journal, foreign_journal = committed(str(tmp_path / "a")), committed(str(tmp_path / "b"))
+    os.replace(foreign_journal, journal)
     with pytest.raises(errors.CorruptionError, match="another file"):
         Log.open(tmp_path / "a", writable=True)
 
@@ -1055,26 +1058,26 @@ def test_only_a_location_that_was_never_committed_is_used_again(path):
     committed_location = append_one(log, b"k", b"x" * 500)[0]
     log.commit()
     lost_location = append_one(log, b"k", b"y" * 500)[0]
-    log._writer.release()  # the process is gone before it commits
+    log._writer.release()  # as if the process exited before the commit
     with Log.open(path, writable=True) as again:
         assert append_one(again, b"k", b"z")[0] == lost_location > committed_location
 
 
 def test_segments_are_announced(path):
     with Log.create(path, segment_bytes=SMALL) as log:
-        seen = []
-        log.segments.on_segment(lambda segment, fd: seen.append((segment, fd)))
-        assert seen == [(1, log.segments.fd(1))]
+        announced = []
+        log.segments.on_segment(lambda segment, fd: announced.append((segment, fd)))
+        assert announced == [(1, log.segments.fd(1))]
         put(log, {b"%d" % k: bytes(40_000) for k in range(5)})
-        assert [segment for segment, _ in seen] == log.segments.ids() == [1, 2, 3, 4, 5]
-    assert [fd for _, fd in seen[5:]] == [-1] * 5
+        assert [segment for segment, _ in announced] == log.segments.ids() == [1, 2, 3, 4, 5]
+    assert [fd for _, fd in announced[5:]] == [-1] * 5
 
 
 def take_snapshot(log):
     log.commit()
     with Log.open(log.path, writable=False) as found:
         live = found.recovered.live()
-    log.snapshot(*split(live))
+    log.snapshot(live)
 
 
 class Interrupting(Files):
@@ -1217,7 +1220,7 @@ def test_a_commit_after_an_interrupted_one_syncs(path, monkeypatch):
 @pytest.mark.parametrize("call", ["pwrite", "sync_all"])
 def test_a_record_that_a_signal_handler_puts_during_a_commit_is_in_the_next(path, call):
     class Handling(Files):
-        handler, seen = None, ()
+        handler, synced_fds = None, ()
 
         def pwrite(self, fd, data, offset):
             super().pwrite(fd, data, offset)
@@ -1225,7 +1228,7 @@ def test_a_record_that_a_signal_handler_puts_during_a_commit_is_in_the_next(path
                 self._handle()
 
         def sync_all(self, fds):
-            self.seen = list(fds)
+            self.synced_fds = list(fds)
             super().sync_all(fds)
             if call == "sync_all":
                 self._handle()
@@ -1242,5 +1245,5 @@ def test_a_record_that_a_signal_handler_puts_during_a_commit_is_in_the_next(path
         log.commit()
         assert log.uncommitted() == 1
         log.commit()
-        assert log.segments.fd(1) in files.seen or call == "pwrite"
+        assert log.segments.fd(1) in files.synced_fds or call == "pwrite"
     assert read(path) == values

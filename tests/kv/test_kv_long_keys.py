@@ -147,25 +147,25 @@ def test_lengths_that_cannot_be(path: Path) -> None:
 
 def test_two_keys_of_one_hash(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "hash_of_long", lambda key: b"the same for all")
-    first, other = b"first " * 5, b"other " * 5
+    first, second = b"first " * 5, b"other " * 5
     with ww.kv.create(path, overwrite=True) as store:
         with pytest.raises(errors.ArgumentError, match="have the same hash"):
-            store.put_many([first, other], [b"1", b"2"])
+            store.put_many([first, second], [b"1", b"2"])
         assert len(store) == 0
         store[first] = b"1"
-        for put in (lambda: store.put(other, b"2"), lambda: store.put_many([b"x", other], [b"", b""])):
+        for put in (lambda: store.put(second, b"2"), lambda: store.put_many([b"x", second], [b"", b""])):
             with pytest.raises(errors.ArgumentError, match=r"b'other .* and b'first .* have the same hash"):
                 put()
         store[first] = b"one"
-        assert store.get(other) is None and other not in store and not store.delete(other)
+        assert store.get(second) is None and second not in store and not store.delete(second)
         store[b"x"] = b""
-        assert store.delete_many([other, b"x", b"x"]) == 1 and first in store
-        assert store.get_many([other, first])[0] == [None, b"one"]
-        rows, found = store.get_many([other, first], out=np.full((2, 3), 9, np.uint8))
+        assert store.delete_many([second, b"x", b"x"]) == 1 and first in store
+        assert store.get_many([second, first])[0] == [None, b"one"]
+        rows, found = store.get_many([second, first], out=np.full((2, 3), 9, np.uint8))
         assert found.tolist() == [False, True] and rows[1].tobytes() == b"one" and not rows[0].any()
         assert list(store) == [first] and store.delete(first)
-        store[other] = b"2"
-        assert dict(store.items()) == {other: b"2"}
+        store[second] = b"2"
+        assert dict(store.items()) == {second: b"2"}
 
 
 @pytest.mark.parametrize("ragged", [False, True])

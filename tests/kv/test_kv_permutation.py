@@ -17,10 +17,10 @@ from warpwell.targets import has_cuda
 
 
 @ww.kernel
-def permute(positions, words, out):
+def permute(positions, parameters, out):
     i = gpu.grid(1)
     if i < positions.size:
-        out[i] = permuted(positions[i], words)
+        out[i] = permuted(positions[i], parameters)
 
 
 @given(st.integers(1, 5000), st.integers(-(2**70), 2**70), st.integers(0, 2**40))
@@ -48,16 +48,16 @@ def test_huge_orders_stay_inside_and_do_not_collide(size: int, seed: int, data: 
 @given(st.integers(1, 3000), st.data())
 def test_a_part_is_the_same_alone_and_in_the_whole(size: int, data: st.DataObject) -> None:
     order = Permutation(size, 1, 2)
-    whole = order.slice(0, size)
+    complete = order.slice(0, size)
     start = data.draw(st.integers(0, size))
     stop = data.draw(st.integers(start, size))
-    assert np.array_equal(order.slice(start, stop), whole[start:stop])
-    assert order(start % size) == whole[start % size] and order(start % size).shape == ()
-    assert np.array_equal(order(np.arange(size)[::-1].reshape(1, -1)), whole[::-1].reshape(1, -1))
+    assert np.array_equal(order.slice(start, stop), complete[start:stop])
+    assert order(start % size) == complete[start % size] and order(start % size).shape == ()
+    assert np.array_equal(order(np.arange(size)[::-1].reshape(1, -1)), complete[::-1].reshape(1, -1))
 
 
 def test_the_order_is_part_of_the_format() -> None:
-    """A run that resumes with a later version must go on in the order it started with."""
+    """A run that resumes with a later version must keep its order."""
     assert Permutation(10, 0, 0).slice(0, 10).tolist() == [4, 3, 8, 7, 9, 5, 6, 1, 0, 2]
     assert Permutation(1797, 7, 3)([0, 1, 2, 1000, 1796]).tolist() == [349, 483, 1747, 1095, 946]
     huge = Permutation(2**62, -1, 9)([0, 2**61, 2**62 - 1])
@@ -85,16 +85,16 @@ def test_the_orders_of_few_positions_are_equally_frequent(size: int) -> None:
 
 def test_no_place_and_no_neighbour_is_preferred() -> None:
     size, trials = 40, 3000
-    places, neighbours = np.zeros((size, size)), np.zeros((size, size))
+    position_counts, neighbours = np.zeros((size, size)), np.zeros((size, size))
     for epoch in range(trials):
         order = Permutation(size, 11, epoch).slice(0, size)
-        places[np.arange(size), order] += 1
+        position_counts[np.arange(size), order] += 1
         neighbours[order[:-1], order[1:]] += 1
     expected = trials / size
-    chi2, freedom = ((places - expected) ** 2 / expected).sum(), (size - 1) ** 2
+    chi2, freedom = ((position_counts - expected) ** 2 / expected).sum(), (size - 1) ** 2
     assert abs(chi2 - freedom) < 5 * math.sqrt(2 * freedom)
-    apart = neighbours[~np.eye(size, dtype=bool)]
-    chi2, freedom = ((apart - expected) ** 2 / expected).sum(), size * (size - 1) - 1
+    off_diagonal = neighbours[~np.eye(size, dtype=bool)]
+    chi2, freedom = ((off_diagonal - expected) ** 2 / expected).sum(), size * (size - 1) - 1
     assert abs(chi2 - freedom) < 5 * math.sqrt(2 * freedom)
 
 

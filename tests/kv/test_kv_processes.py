@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
 from warpwell import errors
@@ -52,7 +53,7 @@ def store(path: Path) -> Iterator[Any]:
         yield opened
 
 
-def in_child(check: Callable[[], object], seconds: float = 30) -> int:
+def in_child(check: Callable[[], object], seconds: float = HANG_SECONDS) -> int:
     """Fork, and call `check` in the child, which ends with 0 if it returns; return the child's process id."""
     child = os.fork()
     if child == 0:
@@ -98,7 +99,7 @@ def test_forked_readers_read_their_own_values(path: Path, device: str | None) ->
         children = [in_child(lambda k=k: check_reads(store, k, 20_000)) for k in range(3)]  # type: ignore[misc]
         codes = joined(children)
         stop.set()
-        thread.join(30)
+        thread.join(HANG_SECONDS)
         assert codes == [0, 0, 0]
         check_reads(store, 5, 100)
 
@@ -110,10 +111,10 @@ def test_a_child_goes_on_with_what_was_there_at_the_fork(tmp_path: Path) -> None
     writer.commit()
     store = ww.kv.open(path)
     assert store.get(5) == b"old"
-    go, gone = os.pipe()
+    read_end, write_end = os.pipe()
 
     def child() -> None:
-        assert os.read(go, 1) == b"x"  # the parent has refreshed and closed
+        assert os.read(read_end, 1) == b"x"  # the parent has refreshed and closed
         assert len(store) == 100 and 7 in store
         assert store.get(5) == store[7] == b"old"
         assert store.get_many([5, 7])[0] == [b"old", b"old"]
@@ -131,10 +132,10 @@ def test_a_child_goes_on_with_what_was_there_at_the_fork(tmp_path: Path) -> None
     store.close()
     writer.compact()
     writer.close()
-    os.write(gone, b"x")
+    os.write(write_end, b"x")
     assert joined([pid]) == [0]
-    os.close(go)
-    os.close(gone)
+    os.close(read_end)
+    os.close(write_end)
 
 
 @pytest.mark.slow
@@ -166,10 +167,10 @@ def test_forks_beside_refreshes_and_reads(tmp_path: Path) -> None:
 
     def check() -> None:
         for _ in range(2):
-            seen = [store.get(k) for k in range(0, N, 7)]
+            values = [store.get(k) for k in range(0, N, 7)]
             many, found = store.get_many(np.arange(0, N, 7))
-            assert many == seen and found.all() and len(store) == N
-            assert all(v is not None and len(set(v)) == 1 and len(v) == SIZE for v in seen)
+            assert many == values and found.all() and len(store) == N
+            assert all(v is not None and len(set(v)) == 1 and len(v) == SIZE for v in values)
             store.refresh()
         store.close()
 
@@ -184,7 +185,7 @@ def test_forks_beside_refreshes_and_reads(tmp_path: Path) -> None:
     finally:
         stop.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(HANG_SECONDS)
     assert codes == [0] * 15 and not failed
     store.close()
     writer.close()
@@ -192,16 +193,16 @@ def test_forks_beside_refreshes_and_reads(tmp_path: Path) -> None:
 
 def test_a_fork_does_not_wait_for_ever_for_a_refresh(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifetime, "_SECONDS", 0.1)
-    taken, done = threading.Event(), threading.Event()
+    is_locked, done = threading.Event(), threading.Event()
 
     def refresh() -> None:
         with store._records.lock:
-            taken.set()
-            done.wait(30)
+            is_locked.set()
+            done.wait(HANG_SECONDS)
 
     thread = threading.Thread(target=refresh)
     thread.start()
-    assert taken.wait(30)
+    assert is_locked.wait(HANG_SECONDS)
 
     def refused() -> None:
         with pytest.raises(errors.ForkError, match="being refreshed"):
@@ -212,7 +213,7 @@ def test_a_fork_does_not_wait_for_ever_for_a_refresh(store: Any, monkeypatch: py
         assert joined([in_child(refused)]) == [0]
     finally:
         done.set()
-        thread.join(30)
+        thread.join(HANG_SECONDS)
     check_reads(store, 1, 10)
     assert joined([in_child(lambda: check_reads(store, 2, 10))]) == [0]
     assert store._records.lock.acquire(blocking=False)
@@ -229,7 +230,7 @@ def test_a_fork_in_the_middle_of_a_refresh_of_the_same_thread(store: Any, monkey
     inner = log.refresh
 
     def refresh(**options: Any) -> Any:
-        children.append(in_child(refused))  # as a signal handler would
+        children.append(in_child(refused))  # as a signal handler could
         return inner(**options)
 
     monkeypatch.setattr(log, "refresh", refresh)
@@ -245,10 +246,10 @@ def test_a_read_that_the_parent_began_is_refused_in_a_child(store: Any) -> None:
         assert future.done()
         with pytest.raises(errors.ForkError, match="start it again here"):
             future.wait()
-        assert store.get_async(np.arange(3)).wait(20)[0] == [value(k) for k in range(3)]
+        assert store.get_async(np.arange(3)).wait(HANG_SECONDS)[0] == [value(k) for k in range(3)]
 
     assert joined([in_child(refused)]) == [0]
-    assert future.wait(20)[0] == [value(k) for k in range(3)]
+    assert future.wait(HANG_SECONDS)[0] == [value(k) for k in range(3)]
 
 
 def test_a_forked_child_compiles_while_the_parent_does(tmp_path: Path) -> None:
@@ -265,15 +266,15 @@ def test_a_forked_child_compiles_while_the_parent_does(tmp_path: Path) -> None:
     thread = threading.Thread(target=compile_something)
     with ww.kv.create(tmp_path / "s.kv"):  # imports the compiler
         thread.start()
-        assert compiling.wait(30)
+        assert compiling.wait(HANG_SECONDS)
 
         def take() -> None:
             with global_compiler_lock:
                 pass
 
-        child = in_child(take, 5)
+        child = in_child(take)
         forked.set()
-        thread.join(30)
+        thread.join(HANG_SECONDS)
         assert joined([child]) == [0]
 
 
@@ -281,7 +282,7 @@ def test_a_forked_child_compiles_while_the_parent_does(tmp_path: Path) -> None:
 
 
 class Held:
-    """What everybody writes: a data set that holds the open store."""
+    """A typical data set, which holds the open store."""
 
     def __init__(self, path: Path, *, wrapped: bool) -> None:
         store = ww.kv.open(path)
@@ -310,16 +311,16 @@ def look(dataset: Held, seed: int, connection: Any) -> None:
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_read_right_values(path: Path, method: str, wrapped: bool) -> None:
     dataset = Held(path, wrapped=wrapped)
-    assert dataset[0].tobytes() == value(0)  # a look at the first sample, before the workers start
+    assert dataset[0].tobytes() == value(0)  # uses the store before the workers start
     context = multiprocessing.get_context(method)
     pairs = [context.Pipe(duplex=False) for _ in range(2)]
     workers = [context.Process(target=look, args=(dataset, k, pairs[k][1])) for k in range(2)]
     for worker in workers:
         worker.start()
     for worker, (receiving, _) in zip(workers, pairs, strict=True):
-        assert receiving.poll(60), "no answer from a worker"
+        assert receiving.poll(HANG_SECONDS), "no answer from a worker"
         assert receiving.recv() == 0
-        worker.join(60)
+        worker.join(HANG_SECONDS)
         assert worker.exitcode == 0
     assert dataset[7].tobytes() == value(7)
 
@@ -334,8 +335,8 @@ def test_workers_of_torch_read_right_values(path: Path, method: str, wrapped: bo
         dataset, batch_size=16, num_workers=2, shuffle=False, multiprocessing_context=method, timeout=120
     )
     for _ in range(2 if method == "fork" else 1):  # the others import torch for each worker
-        seen = np.concatenate([batch.numpy() for batch in loader])
-        assert [row.tobytes() for row in seen] == [value(k) for k in range(N)]
+        rows = np.concatenate([batch.numpy() for batch in loader])
+        assert [row.tobytes() for row in rows] == [value(k) for k in range(N)]
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
@@ -364,12 +365,12 @@ def test_a_store_that_is_open_for_writing_is_not_pickled(tmp_path: Path) -> None
 
 def at_each_line_of(code: Any, call: Callable[[], object], work: Callable[[], object]) -> int:
     """Do `work`, and `call` at each line of a function that it comes by, as signal handlers and finalizers may."""
-    lines = 0
+    line_count = 0
 
     def trace(frame: Any, event: str, argument: object) -> Any:
-        nonlocal lines
+        nonlocal line_count
         if frame.f_code is code and event in ("line", "return"):
-            lines += 1
+            line_count += 1
             call()
         return trace
 
@@ -379,16 +380,16 @@ def at_each_line_of(code: Any, call: Callable[[], object], work: Callable[[], ob
         work()
     finally:
         sys.settrace(before)
-    return lines
+    return line_count
 
 
 def test_a_get_that_is_interrupted_by_a_get(store: Any) -> None:
     got: list[bytes] = []
-    # This function reads what native code leaves to it: a signal handler does not interrupt native code.
+    # This function does the reads that native code does not: signal handlers cannot interrupt native code.
     get = partial(_get, store._records, None)
-    lines = at_each_line_of(_get.__code__, lambda: got.append(get(99)), lambda: got.append(get(1)))
-    assert lines >= 5 and got[-1] == value(1)
-    assert got[:-1] == [value(99)] * lines
+    line_count = at_each_line_of(_get.__code__, lambda: got.append(get(99)), lambda: got.append(get(1)))
+    assert line_count >= 5 and got[-1] == value(1)
+    assert got[:-1] == [value(99)] * line_count
 
 
 def test_a_get_that_is_interrupted_by_a_signal(store: Any) -> None:
@@ -423,14 +424,14 @@ def test_bookkeeping_that_is_interrupted_by_a_read(store: Any) -> None:
     reader, state = store._records.reader, store._records.state
     freed: list[int] = []
     assert at_each_line_of(Reader.map_one_more.__code__, reader.map_one_more, reader.map_one_more) >= 4
-    lines = at_each_line_of(
+    line_count = at_each_line_of(
         StoreState.collect.__code__, lambda: state.retire(lambda: freed.append(1)), lambda: state.retire(lambda: None)
     )
-    assert lines >= 8 and state.drain() and len(freed) == lines
+    assert line_count >= 8 and state.drain() and len(freed) == line_count
     check_reads(store, 1, 10)
 
 
-# -- calls beside close -------------------------------------------------------------------------------------
+# -- calls during close -------------------------------------------------------------------------------------
 
 
 def test_lists_of_values_are_read_while_the_store_is_closed(path: Path) -> None:
@@ -451,7 +452,7 @@ def test_lists_of_values_are_read_while_the_store_is_closed(path: Path) -> None:
         time.sleep(0.03)
         store.close()
         for thread in threads:
-            thread.join(10)
+            thread.join(HANG_SECONDS)
         assert ended == [errors.ClosedError] * 4
 
 
@@ -542,7 +543,7 @@ def test_replaced_values_stay_for_readers_that_have_not_refreshed(tmp_path):
     with ww.kv.open(path) as reader:
         with ww.kv.open(path, "r+") as w:
             w.delete(2)
-            w.seal()  # the snapshot has no value at the end of the segment
+            w.seal()  # so the snapshot refers to no value at the end of the segment
         with ww.kv.open(path, "r+") as w:
             w.put(3, b"three" * 50_000)
         assert reader[2] == b"two" * 50_000

@@ -34,42 +34,44 @@ def test_kernels_compile_to_ptx(text: str) -> None:
 
 
 def test_dw0_is_read_after_the_phase_word_was_acquired(text: str) -> None:
-    lines = statements(text)
+    code = statements(text)
     found = 0
-    for k, line in enumerate(lines):
+    for k, line in enumerate(code):
         m = re.match(r"ld\.relaxed\.sys\.global\.u64\s+(%\w+), ", line)
-        # dw0 and dw1 are the one load of shared memory that is kept in device memory
-        if m and any(re.match(rf"st\.relaxed\.gpu\.global\.u64 \[%\w+\], {m[1]};", other) for other in lines[k:]):
-            assert {lines[j].split(".global")[0] for j in loads_before(lines, k)} == {"ld.acquire.sys"}
+        # The load of dw0 and dw1 is the only load from shared memory whose result is stored in device memory.
+        if m and any(
+            re.match(rf"st\.relaxed\.gpu\.global\.u64 \[%\w+\], {m[1]};", following) for following in code[k:]
+        ):
+            assert {code[j].split(".global")[0] for j in loads_before(code, k)} == {"ld.acquire.sys"}
             found += 1
     assert found >= 1
 
 
-def loads_before(lines: list[str], k: int) -> set[int]:
+def loads_before(code: list[str], k: int) -> set[int]:
     """Return the last loads of system scope on each way to line `k`; the line "{" for a way without one."""
     jumps: dict[str, list[int]] = {}
-    for j, line in enumerate(lines):
+    for j, line in enumerate(code):
         if m := re.search(r"\bbra(?:\.uni)?\s+(\$L\w+);", line):
             jumps.setdefault(m[1], []).append(j)
-    found, seen, ways = set(), set(), [k - 1]
-    while ways:
-        j = ways.pop()
-        while j not in seen:
-            seen.add(j)
-            line = lines[j] if j >= 0 else "{"
+    found, visited, pending = set(), set(), [k - 1]
+    while pending:
+        j = pending.pop()
+        while j not in visited:
+            visited.add(j)
+            line = code[j] if j >= 0 else "{"
             if re.match(r"ld\.\w+\.sys", line) or line == "{":
                 found.add(j)
                 break
             if line.endswith(":"):
-                ways += jumps.get(line[:-1], [])
+                pending += jumps.get(line[:-1], [])
             j -= 1
-            if j >= 0 and re.match(r"(bra|ret|exit|trap)\b", lines[j]):
-                break  # nothing falls through
+            if j >= 0 and re.match(r"(bra|ret|exit|trap)\b", code[j]):
+                break  # the previous instruction does not fall through
     return found
 
 
 def test_the_search_for_loads_follows_branches() -> None:
-    lines = [
+    code = [
         "{",
         "ld.acquire.sys.global.u64 a;",
         "@%p1 bra $L2;",
@@ -83,13 +85,13 @@ def test_the_search_for_loads_follows_branches() -> None:
         "here",
         "bra $L1;",
     ]
-    assert loads_before(lines, 8) == {1} and loads_before(lines, 10) == {1, 5} and loads_before(lines, 1) == {0}
+    assert loads_before(code, 8) == {1} and loads_before(code, 10) == {1, 5} and loads_before(code, 1) == {0}
 
 
 # -- stores ------------------------------------------------------------------------------------------------------
 
 STORE = KernelStore(None, {"core": 0})
-WORDS = np.zeros(4, np.int64)
+INT64S = np.zeros(4, np.int64)
 ROWS = np.zeros((4, 16), np.uint8)
 
 
@@ -106,12 +108,12 @@ def statements(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines()]
 
 
-def before(lines: list[str], k: int, starts: tuple[str, ...]) -> int:
-    return next(i for i in range(k - 1, -1, -1) if lines[i].startswith(starts))
+def before(code: list[str], k: int, starts: tuple[str, ...]) -> int:
+    return next(i for i in range(k - 1, -1, -1) if code[i].startswith(starts))
 
 
-def after(lines: list[str], k: int, starts: tuple[str, ...]) -> int:
-    return next(i for i in range(k + 1, len(lines)) if lines[i].startswith(starts))
+def after(code: list[str], k: int, starts: tuple[str, ...]) -> int:
+    return next(i for i in range(k + 1, len(code)) if code[i].startswith(starts))
 
 
 @pytest.mark.slow
@@ -133,25 +135,25 @@ def test_linked_functions_compile(name: str) -> None:
 @pytest.mark.parametrize(
     ("kernel", "arguments"),
     [
-        (load.retrieve_rows, (STORE, WORDS, ROWS, WORDS)),
-        (load.part_ways, (STORE, WORDS, ROWS, WORDS)),
-        (load.retrieve_long, (STORE, np.zeros((4, 3), np.int64), ROWS, WORDS)),
-        (load.exist, (STORE, WORDS, WORDS)),
-        (load.hold, (STORE, WORDS, ROWS, WORDS)),
-        (load.take_twice, (STORE, WORDS, ROWS, WORDS, WORDS)),
+        (load.retrieve_rows, (STORE, INT64S, ROWS, INT64S)),
+        (load.part_ways, (STORE, INT64S, ROWS, INT64S)),
+        (load.retrieve_long, (STORE, np.zeros((4, 3), np.int64), ROWS, INT64S)),
+        (load.exist, (STORE, INT64S, INT64S)),
+        (load.hold, (STORE, INT64S, ROWS, INT64S)),
+        (load.take_twice, (STORE, INT64S, ROWS, INT64S, INT64S)),
     ],
     ids=lambda k: getattr(k, "__name__", ""),
 )
 def test_kernels_that_use_a_store_call_and_do_no_more(kernel: object, arguments: tuple) -> None:
     text = run_cuda.ptx(kernel, arguments)
     assert "call" in text
-    # the rings are touched by the linked functions alone
+    # only the linked functions access the rings
     assert "ld.acquire.sys" not in text and "st.release.sys" not in text
 
 
 def test_fields_are_read_in_the_kernel() -> None:
     store = KernelStore(Schema(load.RAGGED), {"core": 0})
-    text = run_cuda.ptx(load.reduce_fields, (store, WORDS, ROWS, WORDS, np.zeros((4, 9))))
+    text = run_cuda.ptx(load.reduce_fields, (store, INT64S, ROWS, INT64S, np.zeros((4, 9))))
     assert set(re.findall(r"\.extern \.func .*?(warpwell_\w+)\n", text)) == {"warpwell_kv_device_kernel_view_run"}
     # rows may begin at any address: no load of a field is wider than a byte
     assert "ld.global.u8" in text and not re.search(r"ld\.global\.(u16|u32|f32|s16|b32)", text)
@@ -159,15 +161,15 @@ def test_fields_are_read_in_the_kernel() -> None:
 
 def test_a_filler_fences_between_the_barrier_and_the_first_byte() -> None:
     """Each lane learns of the odd version at the barrier, and then fences: the bytes that it writes come later."""
-    lines = statements(linked("run"))
+    code = statements(linked("run"))
     fills = 0
-    for k, line in enumerate(lines):
+    for k, line in enumerate(code):
         if not line.startswith("fence.acq_rel.gpu"):
             continue
-        first = after(lines, k, ("st.relaxed", "st.release", "atom.", "bar.warp.sync"))
-        if "v2" not in lines[first]:
-            continue  # the fence before a queue's turns
-        assert lines[before(lines, k, ("bar.warp.sync", "st.", "atom."))].startswith("bar.warp.sync")
+        first = after(code, k, ("st.relaxed", "st.release", "atom.", "bar.warp.sync"))
+        if "v2" not in code[first]:
+            continue  # the fence before a thread takes turns in a queue
+        assert code[before(code, k, ("bar.warp.sync", "st.", "atom."))].startswith("bar.warp.sync")
         fills += 1
     assert fills == 1
 
@@ -181,15 +183,15 @@ def look_up_rows(cache, keys, rows, sizes):
 
 
 def test_a_reader_looks_at_the_version_once_more_behind_a_fence() -> None:
-    lines = statements(run_cuda.ptx(look_up_rows, (WORD, WORDS, ROWS, WORDS)))
-    copies = [k for k, line in enumerate(lines) if line.startswith("ld.relaxed.sys.global.v2")]
+    code = statements(run_cuda.ptx(look_up_rows, (WORD, INT64S, ROWS, INT64S)))
+    copies = [k for k, line in enumerate(code) if line.startswith("ld.relaxed.sys.global.v2")]
     assert copies
-    # before: one lane acquired the version, and a barrier tells the others
-    barrier = before(lines, copies[0], ("bar.warp.sync", "ld.acquire.gpu"))
-    assert lines[barrier].startswith("bar.warp.sync")
-    assert any(line.startswith("ld.acquire.gpu") for line in lines[:barrier])
-    # after: every lane fences, a barrier, and the version
-    fence = after(lines, copies[-1], ("fence.acq_rel.gpu",))
-    second = after(lines, fence, ("bar.warp.sync", "ld.acquire.gpu"))
-    assert lines[second].startswith("bar.warp.sync")
-    assert after(lines, second, ("ld.acquire.gpu",)) < after(lines, second, ("st.", "atom."))
+    # Before the copies, one lane acquires the version, then a barrier synchronizes the remaining lanes.
+    barrier = before(code, copies[0], ("bar.warp.sync", "ld.acquire.gpu"))
+    assert code[barrier].startswith("bar.warp.sync")
+    assert any(line.startswith("ld.acquire.gpu") for line in code[:barrier])
+    # After the copies, each lane executes a fence, then a barrier, then the version is read again.
+    fence = after(code, copies[-1], ("fence.acq_rel.gpu",))
+    second = after(code, fence, ("bar.warp.sync", "ld.acquire.gpu"))
+    assert code[second].startswith("bar.warp.sync")
+    assert after(code, second, ("ld.acquire.gpu",)) < after(code, second, ("st.", "atom."))

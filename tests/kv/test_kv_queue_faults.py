@@ -1,6 +1,6 @@
-"""Queues under key-value load when something is wrong: what comes late, twice or never, and counters that wrap.
+"""Queues under key-value load with faults: late, repeated and lost completions, and counters that wrap.
 
-Every value says which key it is of, so that one delivered to another command is noticed.
+Every value contains its key, so that one delivered to another command is noticed.
 """
 
 import threading
@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.harness.key_value_load import (
+    BAD_STATUS,
     FAILED,
     FULL,
     GOOD,
-    LATE,
     NBYTES,
-    OTHER,
     OUTCOMES,
+    TOO_SLOW,
     WRONG,
     fill_checked,
     retrieve_checked,
@@ -63,7 +63,7 @@ class Load:
         with self.controller.active():
             retrieve_checked[threads](*arguments, device="cpu")
         self.slowest = slowest.max() / 1e9
-        assert counts.sum() == threads * each and counts[WRONG] == 0 and counts[OTHER] == 0
+        assert counts.sum() == threads * each and counts[WRONG] == 0 and counts[BAD_STATUS] == 0
         return {k: int(n) for k, n in enumerate(counts) if n}
 
     def settle(self, seconds: float = 10.0) -> int:
@@ -114,7 +114,7 @@ def test_ids_and_phases_wrap(memory: KeyValueMemory, loads: Any, depth: int, win
     threads = 2 if depth == 4 else 4
     each = 2 * 70_000 // threads
     counts = load.run(threads, each)
-    # who looks for an id may come to each one while it is another's: so it is refused, but rarely
+    # Rarely, a thread is refused because it finds all ids in use while it searches.
     assert counts[GOOD] + counts.get(FULL, 0) == threads * each and counts.get(FULL, 0) < 10
     port = load.pairs.ports[0]
     assert port[P_SQ_HEAD] == port[P_CQ_TAIL] == counts[GOOD] > 2 * 65536
@@ -133,11 +133,11 @@ def test_a_full_queue_refuses_at_once(memory: KeyValueMemory, loads: Any, window
             assert out[0] == load.pairs.ids == 32
             assert out[1] < 100 * MS
     assert len(set(sent[:32].tolist())) == 32
-    # somebody else is refused as well, and loses no time
+    # The commands of another launch are refused, too, and do not wait.
     assert load.run(4, 10) == {FULL: 40}
     assert load.slowest < 1
     faulty.resume()
-    # nobody polls these ids: only orphans and asynchronous ones are settled, so they stay taken
+    # No thread polls for these ids, and only orphaned and asynchronous commands are completed: the ids stay in use.
     deadline = time.monotonic() + 10
     while load.controller.outstanding() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -150,7 +150,7 @@ def test_commands_of_a_launch_that_ended_before_a_thread_awoke(memory: KeyValueM
     load.run(1, 1)
     for _ in range(5):
         for pause in (0.1, 0.5, 2, 5):
-            time.sleep(pause)  # the threads park; if one did not yet, it served the command
+            time.sleep(pause)  # the threads park; a thread that has not parked yet serves the command
             before = load.pairs.ports[0, P_CQ_TAIL]
             counts, slowest = np.zeros(OUTCOMES, np.int64), np.zeros(1, np.int64)
             retrieve_checked[1](load.pairs.records, 1, load.nsid, KEYS, 1, 0, counts, slowest, device="cpu")
@@ -169,13 +169,13 @@ def test_commands_of_a_launch_that_ended_before_a_thread_awoke(memory: KeyValueM
 
 @pytest.mark.parametrize("window", [0, 12])
 def test_late_completions(memory: KeyValueMemory, loads: Any, window: int) -> None:
-    """A value that comes after the time-out goes to the quarantined id's own staging, to nobody else's."""
+    """A value that comes after the time-out goes only to the staging buffer of the quarantined id."""
     faulty = KeyValueFaulty(memory.native(), ["ok", "ok", "late", "ok"], late_us=40_000)
     load = loads(faulty.native(), depth=64, window=window)
     counts = load.run(4, 300, limit=10 * MS)
-    assert counts[LATE] >= 20 and counts[GOOD] >= 20
+    assert counts[TOO_SLOW] >= 20 and counts[GOOD] >= 20
     assert load.settle() == 0, faulty.counts
-    # late ones that are waited for long enough are good
+    # Late answers within the time limit are good.
     faulty.configure(["late", "ok"], late_us=2_000)
     assert load.run(4, 50) == {GOOD: 200}
 
@@ -184,21 +184,21 @@ def test_lost_completions(memory: KeyValueMemory, loads: Any) -> None:
     faulty = KeyValueFaulty(memory.native(), ["lost"] + ["ok"] * 19)
     load = loads(faulty.native(), depth=64)
     counts = load.run(4, 100, limit=100 * MS)
-    assert counts == {GOOD: 380, LATE: 20}
-    # their ids are never used again
+    assert counts == {GOOD: 380, TOO_SLOW: 20}
+    # The ids of the lost commands are never used again.
     assert load.settle(0.3) == 20
     faulty.configure(["lost"])
     counts = load.run(4, 10, limit=20 * MS)
-    assert counts == {LATE: 12, FULL: 28}
+    assert counts == {TOO_SLOW: 12, FULL: 28}
     assert load.slowest < 5
     assert load.settle(0.1) == 32 and faulty.counts["lost"] == 32
 
 
 def test_lost_completions_do_not_use_the_window_up(memory: KeyValueMemory, loads: Any) -> None:
-    """What never completes fills the window for a second; after that others go on."""
+    """Lost commands fill the window for a second; later commands then proceed."""
     faulty = KeyValueFaulty(memory.native(), ["lost"] * 8, repeat=False)
     load = loads(faulty.native(), depth=64, window=8, count=2)
-    assert load.run(8, 1, limit=5 * MS) == {LATE: 8}
+    assert load.run(8, 1, limit=5 * MS) == {TOO_SLOW: 8}
     counts = load.run(4, 200)
     assert counts == {GOOD: 800} and 0.5 < load.slowest < 5
     assert load.run(4, 200) == {GOOD: 800} and load.slowest < 0.9
@@ -240,8 +240,8 @@ def test_a_stopped_service_thread_hangs_nobody(memory: KeyValueMemory, loads: An
         stopped_soon(arguments)
     assert time.monotonic() - start < 30
     stopper.join()
-    assert counts[WRONG] == counts[OTHER] == 0 and counts[GOOD] > 0
-    assert counts[LATE] == load.pairs.ids and slowest.max() < 10**10
+    assert counts[WRONG] == counts[BAD_STATUS] == 0 and counts[GOOD] > 0
+    assert counts[TOO_SLOW] == load.pairs.ids and slowest.max() < 10**10
     with pytest.raises(errors.ClosedError):
         load.controller.begin()
 

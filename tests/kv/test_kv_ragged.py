@@ -441,7 +441,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
 def test_kernels_read_fields_by_name(images: Any, device: str, count: int, options: dict[str, Any]) -> None:
     path, records = images
     keys = np.arange(count + 1)
-    keys[count] = 1000  # absent
+    keys[count] = 1000  # the key is absent
     with ww.kv.open(path, device=device, **options) as kv:
         for _ in range(1 + ("cache" in options)):
             rows, sizes = np.zeros((count + 1, 18_200), np.uint8), np.zeros(count + 1, np.int64)
@@ -468,7 +468,9 @@ def test_fields_beyond_the_end_of_a_row_are_empty(images: Any, device: str, coun
                 assert out[k, 1] == (expected[1] if end <= nbytes else 0)
                 assert sizes[k] > nbytes or out[k].tolist() == expected
             random = np.random.default_rng(nbytes).integers(0, 256, rows.shape, np.uint8)
-            load.reduce_fields[count](kv, np.full(count, 1000), random, sizes, out)  # absent: whatever was in the rows
+            load.reduce_fields[count](
+                kv, np.full(count, 1000), random, sizes, out
+            )  # the keys are absent, whatever the rows contain
             assert (sizes == -1).all()
 
 

@@ -32,7 +32,7 @@ def flip(path, at, bit=0):
 
 def snapshot(store):
     with store._records.lock:
-        store._records._snapshot()
+        store._records.snapshot()
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def salvaged(path, versions, last):
     assert all(value in versions[key] for key, value in held.items())
     if report.complete:
         assert held == last
-    if not report.missing_records:  # then whatever is there is the last one
+    if not report.missing_records:  # then each salvaged value is the last one of its key
         assert all(last[key] == value for key, value in held.items())
         assert set(last) - set(held) == {p.key for p in report.lost}
     return report, held
@@ -93,7 +93,7 @@ def test_one_flipped_bit_anywhere(damaged):
             if not report.complete:
                 incomplete.setdefault(file.suffix, []).append((report, held))
             file.write_bytes(good)
-    assert set(incomplete) <= {".jnl", ".val"}  # the other files have a second copy of their contents
+    assert set(incomplete) <= {".jnl", ".val"}  # all other files are stored twice
     assert all(len(r.lost) + r.missing_records == 1 for damaged in incomplete.values() for r, _ in damaged)
 
 
@@ -103,7 +103,7 @@ def test_whole_files_that_are_missing(damaged):
     snapshots = [n for n in names if n.endswith(".idx")]
     journals = [n for n in names if n.endswith(".jnl")]
     assert len(snapshots) == len(journals) == 2
-    for gone, complete in [
+    for missing, complete in [
         (["MANIFEST"], True),
         (["MANIFEST", "IDENTITY"], True),
         (snapshots[1:], True),
@@ -115,12 +115,12 @@ def test_whole_files_that_are_missing(damaged):
         (["MANIFEST", *snapshots], False),
         ([n for n in names if n.endswith(".val")], False),
     ]:
-        kept = {name: (path / name).read_bytes() for name in gone}
-        for name in gone:
+        content = {name: (path / name).read_bytes() for name in missing}
+        for name in missing:
             (path / name).unlink()
         report, _ = salvaged(path, versions, last)
-        assert report.complete == complete and report.problems + report.lost, gone
-        for name, data in kept.items():
+        assert report.complete == complete and report.problems + report.lost, missing
+        for name, data in content.items():
             (path / name).write_bytes(data)
     assert salvaged(path, versions, last)[0].complete
 
@@ -233,7 +233,8 @@ def test_the_command(damaged, tmp_path, capsys):
         victim = int(r._records.index.lookup(ww.kv.keys.as_keys([33]))[0, 0])
         value = r[33]
     flip(path / f"{segment_of(victim):08d}.val", offset_of(victim))
-    assert main(["kv", "salvage", str(path), str(tmp_path / "copied.kv"), "--json"]) == 0  # out of the journal
+    # The value is recovered from the journal.
+    assert main(["kv", "salvage", str(path), str(tmp_path / "copied.kv"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["complete"]
     for journal in path.glob("*.jnl"):
         journal.write_bytes(journal.read_bytes().replace(value, bytes(len(value))))

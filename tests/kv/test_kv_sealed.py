@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.harness.kv_slots import slots_at, tombstones
 from tests.harness.native_calls import NativeCalls
 
 import warpwell as ww
@@ -17,11 +18,11 @@ from warpwell import errors
 from warpwell.cli.main import main
 from warpwell.kv.index import sealed
 from warpwell.kv.index.index import T_MASK, T_SEALED, Index, StoreState, lookup, put
-from warpwell.kv.keys import as_keys
+from warpwell.kv.keys import Keys, as_keys
 from warpwell.kv.log.files import Files
 from warpwell.kv.log.format import KEY_LEN_SHIFT, SEGMENT_SHIFT, SUPERBLOCK
 from warpwell.kv.log.manifest import open_index, write_snapshot
-from warpwell.kv.log.recovery import join, verify
+from warpwell.kv.log.recovery import verify
 from warpwell.nvme import KV_RETRIEVE, key_value_word5
 from warpwell.nvme.status import KV_UNRECOVERED_ERROR
 from warpwell.targets import bus_error
@@ -36,13 +37,14 @@ def seal(folder: Path, id: int, slots: np.ndarray) -> sealed.SealedIndex:
     return open_index(str(folder), UUID, id)[0]
 
 
-def locations_of(lengths: np.ndarray, serial: int) -> np.ndarray:
-    """Made-up locations of values of 1, 2, ... bytes."""
-    numbers = serial + np.arange(len(lengths))
-    return np.column_stack([1 << SEGMENT_SHIFT | numbers, lengths.astype(np.int64) << KEY_LEN_SHIFT | numbers % 1000])
+def new_slots(keys: Keys, serial: int) -> np.ndarray:
+    """Made-up locations of keys, with values of 1, 2, ... bytes."""
+    lengths = keys.padded()[1].astype(np.int64)
+    numbers = serial + np.arange(keys.size)
+    return slots_at(keys, np.column_stack([1 << SEGMENT_SHIFT | numbers, lengths << KEY_LEN_SHIFT | numbers % 1000]))
 
 
-@given(st.lists(st.tuples(st.sampled_from(["put", "delete", "seal", "move", "count"]), st.lists(KEY, max_size=8))))
+@given(st.lists(st.tuples(st.sampled_from(["put", "delete", "seal", "count"]), st.lists(KEY, max_size=8))))
 def test_index_and_file_are_a_dict(tmp_path_factory, steps) -> None:
     folder, state = tmp_path_factory.mktemp("sealed"), StoreState()
     index, model, serial = Index(state), {}, 1
@@ -51,24 +53,18 @@ def test_index_and_file_are_a_dict(tmp_path_factory, steps) -> None:
         names = [keys.raw(k) for k in range(keys.size)]
         before = index.lookup(keys)
         assert [tuple(row) for row in before] == [model.get(n, (0, 0)) for n in names]
-        after = locations_of(keys.padded()[1], serial)
+        after = new_slots(keys, serial)
         serial += keys.size
         if step == "put":
-            index.put(keys, after)
-            model.update(zip(names, map(tuple, after), strict=True))
+            index.put(after)
+            model.update(zip(names, map(tuple, after[:, 2:]), strict=True))
         elif step == "delete":
-            for name, existed in zip(names, index.delete(keys), strict=True):
-                assert existed == (model.pop(name, None) is not None)
-        elif step == "move":
-            before[::2] += 1  # other locations: these keys stay
-            moved = index.move(keys, before, after)
-            for name, old, new, ok in zip(names, before, after, moved, strict=True):
-                assert ok == (name in model and model[name][0] == old[0])
-                if ok:
-                    model[name] = tuple(new)
+            existing = keys.take(before[:, 0] != 0)
+            assert index.put(tombstones(existing)) == len(model.keys() & set(names))
+            index.put(tombstones(keys))
+            model = {name: location for name, location in model.items() if name not in names}
         elif step == "seal":
-            found, found_locations = index.entries()
-            index.replace(seal(folder, number, join(*found.padded(), found_locations)))
+            index.replace(seal(folder, number, index.slots()))
         assert len(index) == len(model)
         assert index.value_bytes == sum(loc1 & 1023 for _, loc1 in model.values())
     found, found_locations = index.entries()
@@ -81,7 +77,7 @@ def test_index_and_file_are_a_dict(tmp_path_factory, steps) -> None:
 @pytest.mark.parametrize("first", [0, 1])
 def test_every_key_and_no_other_is_found(tmp_path, count, first) -> None:
     keys = as_keys(np.random.default_rng(0).permutation(count) + first)
-    slots = join(*keys.padded(), locations_of(np.full(count, 8), 1))
+    slots = new_slots(keys, 1)
     file = seal(tmp_path, 1, slots)
     assert int(file._descriptor[sealed.B_TYPE]) == (sealed.HASHED if first and count else sealed.ARRAY)
     index = Index(StoreState(), file)
@@ -94,11 +90,11 @@ def test_every_key_and_no_other_is_found(tmp_path, count, first) -> None:
 
 def test_a_table_that_is_replaced_keeps_what_hides_the_file(tmp_path) -> None:
     keys = as_keys(np.arange(20_000))
-    slots = join(*keys.padded(), locations_of(np.full(20_000, 8), 1))
+    slots = new_slots(keys, 1)
     index = Index(StoreState(), seal(tmp_path, 1, slots))
-    assert index.delete(as_keys(np.arange(0, 20_000, 2))).all()
+    assert index.put(tombstones(as_keys(np.arange(0, 20_000, 2)))) == 10_000
     more = as_keys(np.arange(20_000, 40_000))
-    index.put(more, locations_of(np.full(20_000, 8), 50_000))
+    index.put(new_slots(more, 50_000))
     found = index.lookup(as_keys(np.arange(40_000)))[:, 0] != 0
     assert not found[:20_000:2].any() and found[1:20_000:2].all() and found[20_000:].all()
     assert len(index) == 30_000 == index.entries()[0].size
@@ -108,7 +104,7 @@ def test_a_table_that_is_replaced_keeps_what_hides_the_file(tmp_path) -> None:
 @pytest.mark.parametrize("first", range(0, 1000, 250))
 def test_lookup_on_weak_memory(tmp_path, first: int) -> None:
     key = as_keys([5])
-    file = seal(tmp_path, 1, join(*key.padded(), np.array([[1 << 40 | 1, 8 << KEY_LEN_SHIFT | 1]])))
+    file = seal(tmp_path, 1, slots_at(key, np.array([[1 << 40 | 1, 8 << KEY_LEN_SHIFT | 1]])))
     for seed in range(first, first + 250):
         memory = np.zeros(8 + 4 * 8, np.int64)
         memory[[T_MASK, T_SEALED]] = 7, file.address
@@ -142,7 +138,7 @@ def sealed_store(path: Path, keys: list, later: dict | None = None) -> dict:
     with ww.kv.create(path) as store:
         store.put_many(list(contents), list(contents.values()))
         store.commit()
-        store._records._snapshot()
+        store._records.snapshot()
         for key, value in (later or {}).items():
             store[key] = value
     return {**contents, **(later or {})}
@@ -250,7 +246,7 @@ def test_a_file_that_is_cut_while_it_is_mapped(tmp_path, keys, when) -> None:
             assert store.get_many(keys)[1].all() and not store.get_many([b"none", -1])[1].any()
         os.truncate(index_file(path), SUPERBLOCK)
         for key in (*keys, b"none", b"1", b"20000"):
-            if keys is NAMES or isinstance(key, int):  # an array has no other keys
+            if keys is NAMES or isinstance(key, int):  # a store of an array has only integer keys
                 with pytest.raises(errors.CorruptionError, match="block"):
                     store.get(key)
 
@@ -265,7 +261,7 @@ def test_a_missing_or_cut_segment_is_named(tmp_path) -> None:
 
 def test_counts_do_not_touch_the_file(tmp_path) -> None:
     path = tmp_path / "a.kv"
-    names = NAMES[:1900]  # a long key stands behind its value, and counts
+    names = NAMES[:1900]  # a long key is stored after its value, and counts
     contents = sealed_store(path, names)
     with ww.kv.open(path) as store:
         stats = store.stats
@@ -297,7 +293,7 @@ def test_a_reader_takes_the_next_file_and_releases_the_last(tmp_path) -> None:
             writer.commit()
             if k == 1:
                 assert reader.refresh() > 0 and reader[b"new"] == b"1"
-            writer._records._snapshot()
+            writer._records.snapshot()
         assert reader.refresh() == 2  # a put and a delete
         assert reader[b"new"] == b"2" and len(reader) == len(writer) == 1999
         assert reader._records.index._sealed.path == writer._records.index._sealed.path == str(index_file(path))

@@ -14,7 +14,7 @@ ABSENT, BAD_KEY, BAD_OPCODE, UNRECOVERED = 0x87, 0x86, 0x001, 0x88
 
 
 class Device:
-    """What a controller does, from Python."""
+    """A Python model of a controller."""
 
     def __init__(self, store: ww.kv.Store) -> None:
         (self.native,) = store.native()
@@ -110,19 +110,19 @@ def test_a_value_that_is_replaced_has_another_version(store: ww.kv.Store) -> Non
     """Versions of 15 bits repeat within 60 changes for several of 200 keys."""
     device = Device(store)
     keys = np.arange(200)
-    seen: set[tuple[int, ...]] = set()
+    versions: set[tuple[int, ...]] = set()
     for number in range(60):
         store.put_many(keys, np.full((200, 20), number, np.uint8))
         for key in range(200):
             assert device(KV_RETRIEVE, key, 11, options=WITH_VERSION) == (0, 20)
-            seen.add((key, *device.version(11)))
-    assert len(seen) == 12_000
+            versions.add((key, *device.version(11)))
+    assert len(versions) == 12_000
 
 
 def test_the_pieces_of_a_value_have_one_version(store: ww.kv.Store) -> None:
     device = Device(store)
     pieces = set()
-    for first in (0, 512, 199_680, 200_192, 512_000):  # the last two begin behind the value
+    for first in (0, 512, 199_680, 200_192, 512_000):  # the last two offsets are beyond the end of the value
         device.buffer[512:] = 0
         answer = device.begin(KV_RETRIEVE, b"large", 512, options=WITH_VERSION, first=first)
         assert (answer & 0xFFFF, answer >> 16) == (0, 200_000)

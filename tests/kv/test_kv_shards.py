@@ -1,4 +1,4 @@
-"""Folders of shards: stores that are moved, copied and replaced, with shards beside them and elsewhere."""
+"""Folders of shards: stores that are moved, copied and replaced, with shards in the same folder and elsewhere."""
 
 import os
 import shutil
@@ -34,14 +34,14 @@ def snapshot_of(*folders):
 
 
 @pytest.fixture
-def beside(tmp_path):
-    """A store with its shards beside it."""
+def sharded_store(tmp_path):
+    """Return a store with its shards in the same folder."""
     base = tmp_path / "base"
     return make(base, [base / "a", base / "b"])
 
 
-def test_a_copy_has_shards_of_its_own(beside, tmp_path):
-    base, copy = beside.parent, tmp_path / "copy"
+def test_a_copy_has_shards_of_its_own(sharded_store, tmp_path):
+    base, copy = sharded_store.parent, tmp_path / "copy"
     shutil.copytree(base, copy)
     before = snapshot_of(base)
     for k in range(2):
@@ -49,7 +49,7 @@ def test_a_copy_has_shards_of_its_own(beside, tmp_path):
             assert len(w) == 100 + k and w[7] == b"7"
             w.put(500 + k, b"of the copy")
     assert snapshot_of(base) == before
-    with ww.kv.open(beside) as r:
+    with ww.kv.open(sharded_store) as r:
         assert len(r) == 100 and 500 not in r
     with ww.kv.open(copy / "m.kv") as r:
         assert len(r) == 102 and r.verify().sound
@@ -58,8 +58,8 @@ def test_a_copy_has_shards_of_its_own(beside, tmp_path):
         assert len(w) == 102 and w.delete(500)
 
 
-def test_a_store_moves_with_its_shards(beside, tmp_path, capsys):
-    os.rename(beside.parent, tmp_path / "moved")
+def test_a_store_moves_with_its_shards(sharded_store, tmp_path, capsys):
+    os.rename(sharded_store.parent, tmp_path / "moved")
     moved = tmp_path / "moved" / "m.kv"
     for mode in ("r", "r+", "r"):
         with ww.kv.open(moved, mode) as s:
@@ -70,25 +70,25 @@ def test_a_store_moves_with_its_shards(beside, tmp_path, capsys):
         ww.kv.open(moved)
 
 
-def test_a_copy_does_not_write_to_the_shards_of_another(beside, tmp_path):
-    second = beside.parent / "second.kv"
-    shutil.copytree(beside, second)
-    folders = [beside, beside.parent / "a", beside.parent / "b"]
+def test_a_copy_does_not_write_to_the_shards_of_another(sharded_store, tmp_path):
+    second = sharded_store.parent / "second.kv"
+    shutil.copytree(sharded_store, second)
+    folders = [sharded_store, sharded_store.parent / "a", sharded_store.parent / "b"]
     before = snapshot_of(*folders)
     with pytest.raises(errors.SharingError, match=r"second.kv is a copy of .*m.kv, and .*a is a shard"):
         ww.kv.open(second, "r+")
     assert snapshot_of(*folders) == before
     with ww.kv.open(second) as r:
         assert len(r) == 100
-    with ww.kv.open(beside, "r+") as w:
+    with ww.kv.open(sharded_store, "r+") as w:
         w.put(7, b"x")
-    shutil.rmtree(beside)  # the copy is the only one, and holds what was committed before it was made
+    shutil.rmtree(sharded_store)  # the copy is the only store left, with the commits before it was made
     with ww.kv.open(second, "r+") as w:
         assert w[7] == b"7" and w.verify().sound
         w.put(8, b"y")
-    shutil.copytree(second, beside)
+    shutil.copytree(second, sharded_store)
     with pytest.raises(errors.SharingError, match=r"m.kv is a copy of .*second.kv"):
-        ww.kv.open(beside, "r+")
+        ww.kv.open(sharded_store, "r+")
     with ww.kv.open(second, "r+") as w:
         assert w[8] == b"y"
 
@@ -107,29 +107,29 @@ def test_shards_on_other_drives_stay_where_they_are(tmp_path):
     with pytest.raises(errors.FormatError, match=r"is shard 0 of the store .*moved/m.kv: open that one"):
         ww.kv.open(drives[0])
     before = snapshot_of(*drives)
-    ww.kv.create(store, overwrite=True).close()  # the copy goes, the shards are another's
+    ww.kv.create(store, overwrite=True).close()  # deletes the copy, but not the shards, which belong to the moved store
     assert snapshot_of(*drives) == before
     with pytest.raises(errors.SharingError, match=r"part is shard 0 of the store .*moved"):
         ww.kv.create(tmp_path / "new.kv", shards=drives, overwrite=True)
     assert snapshot_of(*drives) == before and not (tmp_path / "new.kv").exists()
 
 
-def test_overwrite_clears_the_shards_too(beside):
-    base = beside.parent
-    with ww.kv.open(beside, "r+"), pytest.raises(errors.SharingError):
-        ww.kv.create(beside, overwrite=True)
-    with ww.kv.open(beside) as r:
+def test_overwrite_clears_the_shards_too(sharded_store):
+    base = sharded_store.parent
+    with ww.kv.open(sharded_store, "r+"), pytest.raises(errors.SharingError):
+        ww.kv.create(sharded_store, overwrite=True)
+    with ww.kv.open(sharded_store) as r:
         assert len(r) == 100
-    with ww.kv.create(beside, overwrite=True, shards=[base / "b", base / "c"]) as w:
+    with ww.kv.create(sharded_store, overwrite=True, shards=[base / "b", base / "c"]) as w:
         w.put(1, b"1")
     assert sorted(os.listdir(base)) == ["b", "c", "m.kv"]
-    ww.kv.create(beside, overwrite=True).close()
+    ww.kv.create(sharded_store, overwrite=True).close()
     assert os.listdir(base) == ["m.kv"]
 
 
-def test_a_link_to_a_store_finds_its_shards(beside, tmp_path):
+def test_a_link_to_a_store_finds_its_shards(sharded_store, tmp_path):
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "link.kv").symlink_to(beside)
+    (tmp_path / "elsewhere" / "link.kv").symlink_to(sharded_store)
     for mode in ("r", "r+"):
         with ww.kv.open(tmp_path / "elsewhere" / "link.kv", mode) as s:
             assert len(s) == 100

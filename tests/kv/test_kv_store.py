@@ -1,4 +1,4 @@
-"""Stores: any sequence of calls against a dict, and every bad input with what it leaves behind."""
+"""Stores: any sequence of calls against a dict, and the state after every bad input."""
 
 import ctypes
 import errno
@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.harness.examples import examples
+from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
 from lab.campaigns.kv_model import KvModel
@@ -49,12 +50,12 @@ def order(key: int | bytes) -> tuple[bool, int | bytes]:
 
 
 def pair(key: int | str | bytes, value: bytes) -> tuple[int | bytes, bytes]:
-    """What a record of the model is: the key as it is shown, and the value."""
+    """Return a record of the model: the key as the store returns it, and the value."""
     return key if isinstance(key, int) else raw(key), value
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """A store beside two dicts: what it holds, and what was committed."""
+    """Compare a store with two dicts: all records, and the committed records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,9 +107,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(keys=st.lists(KEYS, max_size=6))
     def delete_many(self, keys: list[object]) -> None:
-        gone = {raw(k) for k in keys} & set(self.model)
-        assert self.store.delete_many(keys) == len(gone)
-        for key in gone:
+        deleted = {raw(k) for k in keys} & set(self.model)
+        assert self.store.delete_many(keys) == len(deleted)
+        for key in deleted:
             del self.model[key]
         self.changed()
 
@@ -225,7 +226,7 @@ def test_metadata_are_kept(tmp_path: Path) -> None:
         assert store.metadata == metadata
     with ww.kv.open(tmp_path / "s.kv") as store:
         assert store.metadata == metadata
-    os.unlink(tmp_path / "s.kv" / "MANIFEST")  # the copy of the first manifest has them too
+    os.unlink(tmp_path / "s.kv" / "MANIFEST")  # the copy of the manifest has the metadata, too
     ww.kv.salvage(tmp_path / "s.kv", tmp_path / "t.kv")
     with ww.kv.open(tmp_path / "t.kv") as store:
         assert (store.metadata, store[1]) == (metadata, b"x")
@@ -439,7 +440,7 @@ def test_a_newer_store(store: ww.kv.Store) -> None:
 def test_creation_refuses_and_leaves_what_is_there(store: ww.kv.Store, tmp_path: Path) -> None:
     with pytest.raises(errors.ArgumentError, match="overwrite"):
         ww.kv.create(store.path)
-    with pytest.raises(errors.SharingError):  # somebody writes to it
+    with pytest.raises(errors.SharingError):  # the store is open for writing
         ww.kv.create(store.path, overwrite=True)
     store.close()
     for options in (
@@ -453,8 +454,8 @@ def test_creation_refuses_and_leaves_what_is_there(store: ww.kv.Store, tmp_path:
     ):
         with pytest.raises(errors.WarpwellError):
             ww.kv.create(store.path, overwrite=True, **options)
-        with ww.kv.open(store.path) as kept:
-            assert dict(kept.items()) == {b"kept": b"value"}
+        with ww.kv.open(store.path) as original:
+            assert dict(original.items()) == {b"kept": b"value"}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["s.kv"]
     with ww.kv.create(store.path, overwrite=True) as fresh:
         assert len(fresh) == 0
@@ -500,7 +501,7 @@ def test_closing_while_threads_read(tmp_path: Path) -> None:
     time.sleep(0.2)
     store.close()
     for t in threads:
-        t.join(20)
+        t.join(HANG_SECONDS)
     assert ended == [errors.ClosedError] * 3
 
 
@@ -523,7 +524,7 @@ def test_a_forked_writer_refuses_and_the_parent_goes_on(store: ww.kv.Store) -> N
     child = context.Process(target=forked, args=(store.path, store, queue))
     child.start()
     assert queue.get(timeout=120) == [True, True, None, b"value"]
-    child.join(30)
+    child.join(HANG_SECONDS)
     store["after"] = b"1"
     store.commit()
     assert store["after"] == b"1"
@@ -558,16 +559,16 @@ def test_options_that_cannot_be(store: ww.kv.Store, tmp_path: Path) -> None:
     assert not (tmp_path / "odd.kv").exists()
     with pytest.raises(errors.ArgumentError, match="need a device"):
         ww.kv.open(store.path, queues=2)
-    future.wait(20)
+    future.wait(HANG_SECONDS)
 
 
 def test_statistics_in_words(tmp_path: Path) -> None:
     with ww.kv.create(tmp_path / "s.kv") as store:
         store.put_many([1, 2], [b"abc", b"d"])
         store.get(1)
-        said = str(store.stats)
-        assert "2 records, 4 B of values" in said and "in 1 segment, 1 get, 1 hit, 2 puts" in said
-        assert repr(store.stats) == f"<StoreStatistics: {said}>"
+        text = str(store.stats)
+        assert "2 records, 4 B of values" in text and "in 1 segment, 1 get, 1 hit, 2 puts" in text
+        assert repr(store.stats) == f"<StoreStatistics: {text}>"
 
 
 def test_keys_that_are_changed_after_the_call(tmp_path: Path) -> None:
@@ -610,8 +611,7 @@ def test_an_interrupt_between_log_and_index_leaves_both_equal(tmp_path: Path, mo
             signal.raise_signal(signal.SIGINT)
             return inner(self, *args, **options)
 
-        for name in ("put", "put_records", "delete"):
-            monkeypatch.setattr(Index, name, partialmethod(interrupted, inner=getattr(Index, name)))
+        monkeypatch.setattr(Index, "put", partialmethod(interrupted, inner=Index.put))
         with pytest.raises(KeyboardInterrupt):
             change(store)
         store.commit()
@@ -645,7 +645,7 @@ def test_a_put_is_visible_at_once_and_keeps_no_buffer_of_the_caller(tmp_path: Pa
         store[7], store[8] = b"", np.arange(2, dtype=np.uint8)
         assert (store["a"], store[7], store[8]) == (b"first", b"", bytes([0, 1]))
         assert 7 in store and 9 not in store and store.uncommitted() == 3
-        assert store._records.log.uncommitted() == 0  # staged
+        assert store._records.log.uncommitted() == 0  # staged values are not in the log yet
         store[(7).to_bytes(8, "little")] = b"bytes"
         store["a"] = b"second"
         assert sorted(map(str, store)) == [str(8), str(b"\x07" + bytes(7)), str(b"a")]
@@ -905,17 +905,18 @@ def test_a_key_moves_only_to_a_new_shard() -> None:
     from warpwell.kv.keys import as_keys
     from warpwell.kv.log.shards import shard_of, shards_of
 
-    assert [shard_of(k, 0, 8, 5) for k in range(12)] == [0, 3, 2, 4, 3, 1, 1, 4, 3, 4, 2, 0]  # the format
+    # Part of the on-disk format.
+    assert [shard_of(k, 0, 8, 5) for k in range(12)] == [0, 3, 2, 4, 3, 1, 1, 4, 3, 4, 2, 0]
 
-    def places(count: int) -> np.ndarray:
+    def positions(count: int) -> np.ndarray:
         return shards_of(as_keys(np.arange(20_000)), count)
 
-    before, after = places(4), places(5)
+    before, after = positions(4), positions(5)
     assert (before[before != after] != 4).all() and (after[before != after] == 4).all()
     assert 3500 < (after == 4).sum() < 4500
 
 
-# -- what commits, and what does not --------------------------------------------------------------------------
+# -- calls that commit, and calls that do not --------------------------------------------------------------------------
 
 
 def test_compact_leaves_a_group_to_its_caller(tmp_path):
@@ -968,7 +969,7 @@ def test_a_commit_stands_where_its_snapshot_fails(tmp_path, monkeypatch):
     w.put_many(np.arange(70_000), np.ones((70_000, 16), np.uint8))
     with pytest.warns(RuntimeWarning, match=r"the commit is durable.*No space left.*tries again later"):
         assert w.commit() == 70_000
-    for k in range(3):  # said once, and not tried for each commit
+    for k in range(3):  # warns once, and does not try again at each commit
         w.put(k, b"after")
         assert w.commit() == 70_001 + k
     with ww.kv.open(path) as r:
@@ -1044,7 +1045,7 @@ def test_stores_of_format_1_are_refused_and_stay_unchanged(tmp_path):
     path = tmp_path / "a.kv" / "MANIFEST"
     fields = json.loads(path.read_bytes().partition(b"\n")[2])
     del fields["kinds"]
-    for version in (1, 2):  # format 2 from a store of format 1
+    for version in (1, 2):  # format 2, written from a store of format 1, lacks `kinds`, too
         body = json.dumps(fields).encode()
         path.write_bytes(manifest._title(version, body) + body)
         before = {file: file.read_bytes() for file in (tmp_path / "a.kv").iterdir()}

@@ -29,13 +29,13 @@ def test_curves_are_equal_through_kills(tmp_path: Path) -> None:
 def test_differences_are_told(tmp_path: Path) -> None:
     right = [Step(k, 0, float(k).hex(), (k, k + 1)) for k in range(5)]
     assert kv_training.difference([*right, right[2]], right) is None
-    for wrong, said in [
+    for wrong, message in [
         (replace(right[2], loss=(2.0 + 2**-51).hex()), "step 2 has loss"),
         (replace(right[3], ids=(4, 3)), "other samples"),
         (replace(right[4], number=5), "step 5 of 5"),
         (replace(right[1], epoch=1), "other samples"),
     ]:
-        assert said in str(kv_training.difference([*right, wrong], right))
+        assert message in str(kv_training.difference([*right, wrong], right))
     assert kv_training.difference(right[:3] + right[4:], right) == "step 3 is missing"
     (tmp_path / "steps.txt").write_text("0 0 0x1p0 1,2\n1 0 0x1p")
     assert steps_of(tmp_path) == [Step(0, 0, "0x1p0", (1, 2))]

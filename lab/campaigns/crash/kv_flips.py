@@ -111,7 +111,7 @@ def _make(folder: str, seed: int, ending: str) -> tuple[State, set[tuple[bytes, 
     records = run.records
     assert records is not None
     if ending == "snapshot":
-        records._snapshot()
+        records.snapshot()
         records.put_one(b"behind", b"the snapshot", False)
         records.commit()
     if ending == "killed":  # the files of a store that is open

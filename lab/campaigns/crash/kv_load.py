@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpwell.kv import as_keys, crc32c
+from warpwell.kv.compaction import compact
 from warpwell.kv.log import journal as journal_module
 from warpwell.kv.log import log as log_module
 from warpwell.kv.log.files import Files, read_at
@@ -168,11 +169,11 @@ class Run:
         elif kind == "delete":
             records.delete(as_keys(arguments[0]))
         elif kind == "compact":
-            records.compact(threshold=0.3)
+            compact(records, threshold=0.3)
         else:
             records.commit()
         if kind == "snapshot":
-            records._snapshot()
+            records.snapshot()
         elif kind == "reopen":
             self.close()
             self._open()
@@ -198,7 +199,7 @@ class Run:
 
 def append_one(log: Log, key: bytes, value: bytes, shard: int = 0) -> tuple[int, int]:
     """Append one record and return its location."""
-    loc0, loc1 = log.append(*padded([key]), [value], shards=np.array([shard], np.uint8))[0].tolist()
+    loc0, loc1 = log.append(*padded([key]), [value], shards=np.array([shard], np.uint8))[0, 2:].tolist()
     return loc0, loc1
 
 
@@ -208,9 +209,9 @@ def padded(keys: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     return np.frombuffer(joined, np.uint8).reshape(-1, 16), np.array([len(key) for key in keys], np.uint8)
 
 
-def unpadded(keys: NDArray[np.uint8], lens: NDArray[np.uint8]) -> list[bytes]:
-    """Return keys as bytes."""
-    return [key.tobytes()[:n] for key, n in zip(keys, lens.tolist(), strict=True)]
+def names_in(slots: NDArray[np.int64]) -> list[bytes]:
+    """Return the keys in slots as bytes."""
+    return [key.tobytes()[:n] for key, n in zip(slots[:, :2], key_len_of(slots[:, 3]).tolist(), strict=True)]
 
 
 def index_of(log: Log) -> dict[bytes, tuple[int, int]]:
@@ -218,8 +219,7 @@ def index_of(log: Log) -> dict[bytes, tuple[int, int]]:
     found = log.recovered
     assert found is not None
     slots = found.live()
-    keys = np.ascontiguousarray(slots[:, :2]).view(np.uint8)
-    return dict(zip(unpadded(keys, key_len_of(slots[:, 3])), map(tuple, slots[:, 2:].tolist()), strict=True))
+    return dict(zip(names_in(slots), map(tuple, slots[:, 2:].tolist()), strict=True))
 
 
 class WrongBytes(Exception):

@@ -13,7 +13,8 @@ The files, in the order in which a record meets them:
     keys.py           types of keys; keys as arrays; the order of keys
     schema.py         types of values: bytes, or a record of named fields
     ragged.py         items of different lengths in one buffer: a ragged field of a batch
-    records.py        log, index and reader of one store together; commit, refresh, compaction
+    records.py        log, index and reader of one store together; commit, refresh
+    compaction.py     move live records out of mostly dead segments
     log/              the files on disk: segments of values, folders of shards, journal, snapshots, recovery
     index/            where each value lies, in memory; native code that looks keys up and reads values
     native.py         compile device code into functions that Python calls

@@ -13,7 +13,7 @@ from .. import errors
 from .._check import checked_bytes
 from ..nvme import MAX_KEY_BYTES as MAX_KEY
 from ..nvme import key_words
-from .log.format import INTEGER, LONG
+from .log.format import INTEGER, KEY_LEN_SHIFT, LONG
 
 Key = int | bytes | str
 LONGEST_KEY = 511
@@ -136,6 +136,13 @@ class Keys(NamedTuple):
         return out
 
 
+def keys_in(slots: NDArray[np.int64]) -> Keys:
+    """Return the keys in slots (int64 [N, 4]: key0, key1, loc0, loc1); long keys without `full`."""
+    marked = slots[:, 3] >> KEY_LEN_SHIFT
+    lengths = (marked & (INTEGER - 1)).astype(np.uint8)
+    return Keys(np.ascontiguousarray(slots[:, :2]), lengths, marked & INTEGER != 0)
+
+
 def as_key(key: Any) -> bytes:
     """Return one key as bytes.
 
@@ -180,8 +187,8 @@ def one_key(key: bytes) -> Keys:
     """Return a checked key as a batch; long keys are faster than by `from_bytes`."""
     if len(key) <= MAX_KEY:
         return from_bytes([key])
-    words = np.frombuffer(hash_of_long(key), np.int64).reshape(1, 2)
-    return Keys(words, np.full(1, LONG, np.uint8), None, np.array([key], np.object_))
+    long_key_words = np.frombuffer(hash_of_long(key), np.int64).reshape(1, 2)
+    return Keys(long_key_words, np.full(1, LONG, np.uint8), None, np.array([key], np.object_))
 
 
 def words_of(key: bytes) -> tuple[int, int, int]:

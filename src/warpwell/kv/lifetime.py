@@ -94,7 +94,7 @@ class Estate:
                 self.engine.close()
             left = self.records.uncommitted() if is_owner else 0
             self.records.close(commit=is_owner)
-            if left and self.records.failed:
+            if left and self.records.log.failed:
                 why = "a write failed before"
         except BaseException as error:  # in a finalizer or the closing thread, no caller would receive it
             why = str(error) or type(error).__name__
@@ -147,9 +147,9 @@ def open_stores() -> list[_OpenStore]:
     return [store for store in (reference() for reference in list(_open.values())) if store is not None]
 
 
-def settle() -> None:
+def settle(seconds: float = _SECONDS) -> None:
     """Wait until dropped stores are closed: their records are durable then, and their locks are free."""
-    closing.settle(_SECONDS)
+    closing.settle(seconds)
 
 
 # -- dropped stores -----------------------------------------------------------------------------------------------

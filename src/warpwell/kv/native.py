@@ -66,8 +66,7 @@ def python_function(name: str) -> int:
     return ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
 
 
-@functools.cache
-def has_known_layout() -> bool:
+def _has_known_layout() -> bool:
     """Return True if objects have the layout that the offsets above describe."""
     at, array = id(sample := b"contents"), np.empty(1)
     listed, single = [sample], (sample,)
@@ -83,7 +82,7 @@ def has_known_layout() -> bool:
 
 def address_of(array: NDArray[Any]) -> int:
     """Return the address of an array's contents; `ndarray.ctypes` takes eight times as long."""
-    return _word_at(id(array) + ARRAY_DATA).value if _IS_KNOWN else array.ctypes.data
+    return _word_at(id(array) + ARRAY_DATA).value
 
 
 def items_of(values: list[Any]) -> int:
@@ -111,4 +110,5 @@ def method(function: Any, name: str, data: bytes, keep: Any) -> Callable[..., An
     return found
 
 
-_IS_KNOWN = has_known_layout()
+if not _has_known_layout():
+    raise ImportError("objects of this Python have an unknown layout: use a release build of CPython with the GIL")

@@ -9,9 +9,9 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import errors
 from .._check import checked_callable, checked_device, checked_flag, checked_nbytes, checked_path, extra
@@ -28,6 +28,10 @@ from .schema import Schema, as_schema
 from .store import Store
 
 Path = str | os.PathLike[str]
+T = TypeVar("T")
+
+_LOCKED_SECONDS = 60.0
+"""Timeout in seconds for dropped stores to close when a store to be opened is locked."""
 
 
 def create(
@@ -54,8 +58,8 @@ def create(
     segment_bytes : int or str
         Size of the files that hold values.
     shards : sequence of path-like, optional
-        Folders among which to divide the records, for example on several drives; like `path`, they must not exist or be
-        empty. Shards in the same parent folder as `path` may be moved and copied together with it.
+        Folders among which to divide the records, for example on several drives. Like `path`, each one must be empty or
+        not exist yet. Shards in the same parent folder as `path` may be moved and copied together with it.
     overwrite : bool
         Replace an existing store and its shards. Other files are never replaced.
     metadata : mapping, optional
@@ -84,14 +88,28 @@ def create(
         raise errors.ArgumentError(f"shards is {shards!r}: give a list of folders", name="shards")
     folders = None if shards is None else [os.path.abspath(checked_path(folder, "shards")) for folder in shards]
     _check_shards(os.path.abspath(path), folders)
-    lifetime.settle()
-    with contextlib.ExitStack() as undo:
-        finish = put_aside(os.path.abspath(path), folders or [], undo) if overwrite else None
-        log = Log.create(path, schema_json=meta, shards=folders or (), **options)
-        undo.pop_all()
+
+    def new_log() -> tuple[Log, Callable[[], None] | None]:
+        with contextlib.ExitStack() as undo:
+            finish = put_aside(os.path.abspath(path), folders or [], undo) if overwrite else None
+            log = Log.create(path, schema_json=meta, shards=folders or (), **options)
+            undo.pop_all()
+        return log, finish
+
+    log, finish = _after_dropped(new_log)
     if finish is not None:
         finish()
-    return Store(Records(log), schema=new_schema, writable=True, durability=durability)
+    return Store(Records(log))
+
+
+def _after_dropped(make_log: Callable[[], T]) -> T:
+    """Wait until dropped stores are closed, longer if the store is locked; return the result of `make_log`."""
+    lifetime.settle()
+    try:
+        return make_log()
+    except errors.SharingError:  # possibly of a dropped store whose commit takes long
+        lifetime.settle(_LOCKED_SECONDS)
+        return make_log()
 
 
 def _as_metadata(metadata: Any) -> dict[str, Any]:
@@ -138,20 +156,22 @@ def open_store(
     cache : int or str, optional
         Bytes of device memory that caches values, for example "1GiB".
     queues, depth : int
-        Number of queue pairs, and entries of each (a power of two); at most half as many commands are in flight.
+        Number of queue pairs, and of the entries of each one (a power of two). At most half as many commands as entries
+        are in flight.
     threads : int, optional
         Maximum number of the process's native service threads that serve the queues at once.
     value_bytes : int or str, optional
-        Size of the largest value in the cache, and of the pieces of larger values (default 4096). With a schema without
-        ragged fields it is the size of a record.
+        Maximum size in bytes of a value in the cache, and size of the pieces in which larger values are read (default
+        4096). If the store has a schema without ragged fields, this is always the size of a record.
     timeout : float
         Timeout of a request of device code, in seconds without any answer. While other commands are answered, a command
         times out after four times as long.
     window, weight : int
         See `warpwell.storage.Controller`.
     returns : {"request", "queue"}
-        Where the device writes values: to the region of each request, or to a return value queue, which assigns slots
-        as values arrive. With a queue, larger values arrive in one piece, but fewer at a time.
+        Where the device writes values: "request" is a region of each request; "queue" is a return value queue, which
+        assigns slots as values arrive. With a queue, larger values arrive in one piece, but fewer values arrive at a
+        time.
     beside : DeviceStore, optional
         A store of the same folder on another device. Its controller also serves this store's queues.
     drive : callable, optional
@@ -168,11 +188,12 @@ def open_store(
     MissingFileError, FormatError
         The path does not exist, or is not a store.
     StoreVersionError
-        It was written by a newer Warpwell.
+        The store was written by a newer version of Warpwell.
     CorruptionError
         Committed data is damaged or missing. Nothing was changed.
     SharingError
-        The store is open for writing, in this process or another; or it is a copy whose shards belong to another store.
+        The store is open for writing in this or another process; or the store is a copy, and its shards belong to
+        another one.
     """
     if mode not in ("r", "r+"):
         raise errors.ArgumentError(f'mode is {mode!r}: "r" to read, "r+" to write too', name="mode")
@@ -190,25 +211,19 @@ def open_store(
         returns=returns,
     )
     _check_device_options(device, options, beside, drive)
-    lifetime.settle()
-    log = Log.open(path, writable=mode == "r+")
+    log = _after_dropped(lambda: Log.open(path, writable=mode == "r+"))
     return _store_of(log, options if device is not None else None, beside, drive)
 
 
-def _store_of(log: Log, options: DeviceOptions | None, beside: DeviceStore | None, drive: MakeMedium | None) -> Store:
+def _store_of(
+    log: Log, options: DeviceOptions | None, controller_store: DeviceStore | None, drive: MakeMedium | None
+) -> Store:
     """Return the store of an open log; close the log on an error."""
     try:
-        described = (log.schema_json or {}).get("schema")
-        schema = None if described is None else Schema.from_json(described)
-        common: dict[str, Any] = {"schema": schema, "writable": log.writable, "durability": log.durability}
         records = Records(log)
         if options is None:
-            return Store(records, **common)
-        if log.writable:
-            options = replace(options, cache=0)
-        if schema is not None and not schema.ragged:
-            options = replace(options, value_bytes=schema.nbytes)
-        return DeviceStore(records, **common, options=options, beside=beside, drive=drive)
+            return Store(records)
+        return DeviceStore(records, options=options, beside=controller_store, drive=drive)
     except BaseException:
         with contextlib.suppress(Exception):
             log.close()
@@ -228,7 +243,7 @@ def seal(path: Path) -> None:
     Raises
     ------
     MissingFileError, FormatError, CorruptionError, SharingError
-        As for `open_store`.
+        See `open_store`.
     StorageFullError
         There is no space for the index; the store is unchanged.
     """
@@ -282,12 +297,14 @@ def _device(device: Any) -> str:
     return name
 
 
-def _check_device_options(device: str | None, options: DeviceOptions, beside: Any, drive: Any) -> None:
-    """Check `beside` and `drive`, and that options which need a device have one."""
+def _check_device_options(device: str | None, options: DeviceOptions, controller_store: Any, drive: Any) -> None:
+    """Check the options of a device store, and raise ArgumentError if they are passed without a device."""
     checked_callable(drive, "drive")
-    if beside is not None and not isinstance(beside, DeviceStore):
-        raise errors.ArgumentError(f"beside is {beside!r}: give a store that was opened with device=", name="beside")
-    if device is None and (options != DeviceOptions(device="cpu") or beside is not None or drive is not None):
+    if controller_store is not None and not isinstance(controller_store, DeviceStore):
+        raise errors.ArgumentError(
+            f"beside is {controller_store!r}: give a store that was opened with device=", name="beside"
+        )
+    if device is None and (options != DeviceOptions(device="cpu") or controller_store is not None or drive is not None):
         raise errors.ArgumentError(
             "cache, queues, depth, threads, value_bytes, timeout, window, weight, returns, beside and drive need a"
             " device: pass device=",
@@ -306,7 +323,7 @@ def _check_shards(path: str, folders: list[str] | None) -> None:
 
 
 def put_aside(main: str, folders: list[str], undo: contextlib.ExitStack) -> Callable[[], None]:
-    """Move a store and its shards aside; return the function that deletes them. `undo` moves them back."""
+    """Rename a store and its shards; return the function that deletes them. `undo` renames them back."""
     moved: list[str] = []
     # `main` is renamed first and restored last: without it, the other folders are not a store
     own = [os.path.realpath(path) for path in own_shards(main)]

@@ -22,9 +22,9 @@ _UINT8 = np.dtype(np.uint8)
 class Ragged:
     """A sequence of items of different lengths in one buffer: arrays, bytes or strings.
 
-    Batches of a store hold its ragged fields in this form, and `Store.put_many` stores it without a Python loop over
-    the records. ``ragged[i]`` is an item: an array that is a view of the buffer, bytes, or a string. A slice, a mask or
-    an array of positions selects items, and copies none.
+    Batches that a store returns have ragged fields in this form, and `Store.put_many` stores a `Ragged` without a
+    Python loop over the records. ``ragged[i]`` is an item: an array that is a view of the buffer, bytes, or a string.
+    Indexing by a slice, a mask or an array of positions selects items without a copy.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Ragged:
     item_type : type
     dtype : numpy.dtype
     item_shape : tuple of int
-        Of a row of an item; ``()`` if items have one dimension.
+        Shape of a row of an item; ``()`` if items have one dimension.
     lengths : numpy.ndarray
         int64 [N]: the lengths of the items along the first axis.
 
@@ -117,7 +117,7 @@ class Ragged:
 
     @classmethod
     def from_arrow(cls, array: Any) -> Ragged:
-        """Return an Arrow array of binaries, strings or lists of numbers; values are not copied.
+        """Return the items of an Arrow array of binaries, strings or lists of numbers; values are not copied.
 
         Parameters
         ----------
@@ -161,12 +161,12 @@ class Ragged:
 
     @property
     def values(self) -> NDArray[Any]:
-        """The items one after the other: [total] or [total, ...]. The first use copies items that lie apart."""
+        """The items one after the other: [total] or [total, ...]. Items that lie apart are copied at the first use."""
         return self._packed()[0]
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """Where the items begin and end in `values`: int64 [N + 1], from 0."""
+        """Positions in `values` where items begin and end: int64 [N + 1]; the first one is 0."""
         return self._packed()[1]
 
     def _packed(self) -> tuple[NDArray[Any], NDArray[np.int64]]:

@@ -20,15 +20,13 @@ from .index.reader import STALE, Reader, ValueBuffer, other_size
 from .index.serve import kv_start
 from .keys import MAX_KEY, Key, Keys, as_key, as_keys, from_bytes, is_integer, one_key, suffix_of
 from .log.checksum import BAD_CRC
-from .log.format import INTEGER, LONG, MAX_VALUE, size_of
+from .log.format import LONG, MAX_VALUE, size_of
 from .log.journal import Pending
-from .log.log import CompactionReport, Log, compact
-from .log.recovery import VerifyReport, split, verify
+from .log.log import Log
 from .log.segments import too_large
 from .log.shards import shards_of
 from .log.staged import Staged
 
-Progress = Callable[[int, int], object]
 STAGED_BYTES = 1 << 20
 """Maximum size of all staged records, in bytes; a larger value is not staged."""
 STAGED_RECORD_BYTES = 128
@@ -203,7 +201,7 @@ class Records:
     # -- changes --------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _change(self) -> Iterator[None]:
+    def change(self) -> Iterator[None]:
         """Hold the lock and defer signal handlers while log and index change, so that the two stay consistent."""
         with self.lock, uninterrupted():
             if self._changing:
@@ -220,13 +218,13 @@ class Records:
 
     def put(self, keys: Keys, values: Any) -> None:
         """Append values and index them; the last of equal keys wins."""
-        with self._change():
+        with self.change():
             self._flush()
             if keys.full is not None:
                 self._check_hashes(keys)
                 values = _with_suffixes(keys, values)
             shards = None if self.shard_count == 1 else shards_of(keys, self.shard_count)
-            self.index.put(keys, self.log.append(*keys.marked(), values, shards=shards))
+            self.index.put(self.log.append(*keys.marked(), values, shards=shards))
 
     def put_one(self, key: bytes, value: Any, integer: bool) -> None:
         """Put one record: stage a copy of it, or append and index it at once if it is large or staging is off."""
@@ -255,7 +253,7 @@ class Records:
             The records are lost; `uncommitted` still counts them.
         """
         if self.staged or self._flushing:
-            with self._change():
+            with self.change():
                 self._flush()
 
     def _stop_staging(self) -> None:
@@ -281,8 +279,7 @@ class Records:
 
     def _write_flushing(self) -> None:
         try:
-            for records in self.log.append_staged(self._flushing, self.staged_bytes):
-                self.index.put_records(records, len(records))
+            self.index.put(self.log.append_staged(self._flushing, self.staged_bytes))
         except errors.StoreFailedError:
             self._lose_flushing()
             raise
@@ -295,8 +292,8 @@ class Records:
     def _commit_flushing(self) -> int | None:
         """Append, commit and index the records in `_flushing`; return None if `_flush` and `Log.commit` must do it."""
 
-        def index(records: NDArray[np.uint8], count: int) -> None:
-            self.index.put_records(records, count)
+        def index(slots: NDArray[np.int64]) -> None:
+            self.index.put(slots)
             self._flushing, self.staged_bytes = {}, 0
 
         try:
@@ -320,21 +317,18 @@ class Records:
                         name="key",
                     )
 
-    def delete(self, keys: Keys) -> NDArray[np.bool_]:
-        """Delete keys; return which existed, bool [N]. Of equal keys only the first counts as existing."""
-        with self._change():
+    def delete(self, keys: Keys) -> int:
+        """Delete keys; return how many existed."""
+        with self.change():
             self._flush()
-            exist = self.contains(keys)
-            if not exist.any():
-                return exist
-            there = keys.take(exist)  # without long keys that have the hash of another key
-            self.log.append_deletes(*there.padded())
-            exist[exist] = self.index.delete(there)
-            return exist
+            existing_keys = keys.take(self.contains(keys))  # without long keys that have the hash of another key
+            if not existing_keys.size:
+                return 0
+            return self.index.put(self.log.append_deletes(*existing_keys.padded()))
 
     def commit(self) -> int:
         """Make all changes durable; return their sequence number."""
-        with self._change():
+        with self.change():
             # With records that a failed call left, a group has two parts.
             sequence = self._commit_flushing() if not self._flushing and self._take_staged() else None
             if sequence is None:
@@ -345,11 +339,11 @@ class Records:
 
     def seal(self) -> None:
         """Commit, and write an index of all records, unless the snapshot already contains all of them."""
-        with self._change():
+        with self.change():
             self._flush()
             self.log.commit()
             if not self.log.is_sealed:
-                self._snapshot()
+                self.snapshot()
                 self._release()
 
     def refresh(self) -> int:
@@ -364,8 +358,7 @@ class Records:
                 if changes.records is not None:
                     self.index.replace(changes.records.base, changes.records.slots)
                 elif changes.changed:
-                    keys, lengths, locations = split(changes.slots)
-                    self.index.put(_keys(keys, lengths), locations)
+                    self.index.put(changes.slots)
                 self._unfinished = False
                 changed, self._seq = max(self.log.seq - self._seq, changes.changed), self.log.seq
                 self._release()
@@ -376,11 +369,6 @@ class Records:
     def uncommitted(self) -> int:
         """Return the number of changes that the next commit makes durable."""
         return self.log.uncommitted() + len(self._flushing) + len(self.staged) + self._lost
-
-    @property
-    def failed(self) -> bool:
-        """Whether a write failed; the log accepts no writes after that."""
-        return self.log.failed
 
     def close(self, *, commit: bool = True) -> None:
         """Commit and close. After a failed write nothing more is committed."""
@@ -401,18 +389,18 @@ class Records:
                 self.index.close()
                 self.reader.close()
                 self.log.close()
-                self.log.guard.on_failure = _do_nothing
+                self.log.guard.on_failure = None  # a reference cycle would delay the freeing of memory
 
-    def _snapshot(self) -> None:
-        keys, locations = self.index.entries()
-        self.log.snapshot(*keys.padded(), locations)
+    def snapshot(self) -> None:
+        """Write a snapshot of all records in the index; see `Log.snapshot`."""
+        self.log.snapshot(self.index.slots())
 
     def _snapshot_if_due(self) -> None:
         """Write a snapshot if one is due. The commit is durable without it, so an error is only a warning."""
         if not self.log.snapshot_due or self.log.seq < self._retry_at:
             return
         try:
-            self._snapshot()
+            self.snapshot()
         except (errors.StorageFullError, errors.StoreFailedError, errors.CorruptionError) as error:
             if self.log.failed and self.log.durability == "none":
                 raise  # the failed sync may be the sync of committed records
@@ -435,13 +423,9 @@ class Records:
         if retired and self.state.drain():
             self.log.release(retired)
 
-    def compact(self, *, threshold: float = 0.5, progress: Progress | None = None) -> CompactionReport:
-        """Copy live values from mostly dead segments, and delete the segments; other threads may continue."""
-
-        def live() -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]]:
-            keys, locations = self.index.entries()
-            return *keys.padded(), locations
-
+    @contextlib.contextmanager
+    def for_compaction(self) -> Iterator[None]:
+        """Keep out other compactions, and at the end release retired segments; other threads may continue."""
         with self._compacting:
             if self._is_compacting:
                 raise errors.SharingError(
@@ -450,26 +434,14 @@ class Records:
                 )
             self._is_compacting = True
             try:
-                report = compact(
-                    self.log,
-                    live=live,
-                    lookup=lambda keys, lengths: self.index.lookup(_keys(keys, lengths)),
-                    relocate=lambda keys, lengths, old, new: self.index.move(_keys(keys, lengths), old, new),
-                    threshold=threshold,
-                    progress=progress,
-                )
+                yield
                 with self.lock:
                     self._release()
-                return report
             except Exception:
                 self.log.check_open()  # a signal handler or `progress` closed the store
                 raise
             finally:
                 self._is_compacting = False
-
-    def verify(self, *, progress: Progress | None = None) -> VerifyReport:
-        """Read and check all committed data."""
-        return verify(self.path, progress=progress)
 
     # -- forks (see `lifetime`) -----------------------------------------------------------------------------
 
@@ -505,7 +477,7 @@ class Records:
 
         From now on no records are staged: kernels find records in the index only.
         """
-        with self._change():
+        with self.change():
             self._stop_staging()
             self._flush()
         return [NativeMedium(kv_start.address, 0, self.state.address)] * self.shard_count
@@ -551,10 +523,6 @@ def _with_suffixes(keys: Keys, values: Any) -> list[Any]:
     return out
 
 
-def _do_nothing() -> None:
-    """Do nothing. It replaces the log's callback, because a reference cycle would delay the freeing of memory."""
-
-
 def folder_bytes(path: str) -> int:
     """Return the bytes of the files in a folder."""
     total = 0
@@ -563,8 +531,3 @@ def folder_bytes(path: str) -> int:
             with contextlib.suppress(FileNotFoundError):  # another process has replaced it
                 total += file.stat().st_size
     return total
-
-
-def _keys(keys: NDArray[np.uint8], lengths: NDArray[np.uint8]) -> Keys:
-    """Return keys from the log as `Keys`; the log has checked them."""
-    return Keys(np.ascontiguousarray(keys).view(np.int64).reshape(-1, 2), lengths & np.uint8(INTEGER - 1))

@@ -1,7 +1,8 @@
 """Salvage: copy the undamaged records of a damaged store into a new one; the source is only read.
 
-A store keeps the previous snapshot and journal (see `Manifest.previous`). Every record has its own number and checksum.
-So the recovered state is the newest undamaged snapshot and all undamaged records after it, in any journal.
+A store keeps the previous snapshot and journal (see `Manifest.previous`), and every record has a number and a checksum
+of its own. So the recovered state consists of the newest undamaged snapshot and all undamaged records after it, in any
+journal.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from .. import errors
 from ..cache import batches_of
 from .index.sealed import BLOCK, block_counts, read_damaged
-from .keys import Keys, long_key_in, suffix_of
+from .keys import keys_in, long_key_in, suffix_of
 from .log.checksum import crc32c, crc32c_many
 from .log.files import LOCK_NAME, Files, read_at
 from .log.format import (
@@ -27,7 +28,6 @@ from .log.format import (
     DELETE,
     INDEX_FILE,
     INLINE,
-    INTEGER,
     JOURNAL_FILE,
     LONG,
     MAGIC,
@@ -45,9 +45,9 @@ from .log.format import (
     file_name,
     footprint,
     key_len_of,
-    marked_len_of,
     segment_of,
     size_of,
+    slots_of,
 )
 from .log.journal import highest, read_marks
 from .log.manifest import IDENTITY_NAME, Manifest, is_index, read_identity, read_manifest
@@ -74,12 +74,12 @@ class SalvageReport:
         Records that were put into the new store.
     value_bytes : int
     lost : list of Problem
-        Records whose value is damaged or missing, with their keys; and missing shards, without keys.
+        Records whose values are damaged or missing, with their keys, and missing shards, without keys.
     missing_records : int
-        Unreadable puts and deletes. Their keys are unknown, so for each of them the previous value of its key, or
-        nothing, was recovered.
+        Number of unreadable puts and deletes. Their keys are unknown. If such a key had a value before, that value was
+        recovered, otherwise nothing.
     unproven : int
-        Records with an undamaged value whose key is found only in a damaged snapshot.
+        Number of records with an undamaged value whose key was found only in a damaged snapshot.
     problems : list of Problem
         Files that are damaged or missing.
     """
@@ -120,7 +120,7 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
     SharingError
         The store is open for writing.
     ArgumentError, StorageFullError
-        The target cannot be created; a part that was created is removed.
+        The target cannot be created. Nothing of it is left.
     """
     folder = os.path.abspath(path)
     report = SalvageReport(folder, os.path.abspath(target))
@@ -233,8 +233,8 @@ def _state(folder: str, segments: Segments, report: SalvageReport, copies: Copie
 def _last_committed(journal: JournalRecords, floor: int, segments: Segments, copies: Copies) -> int:
     """Return the number of the last committed record of a journal, as recovery finds it.
 
-    Records up to `floor` were durable, and so were those before a group with such a flag. A crash may have torn the
-    groups after them: they count up to the first one that is not whole, or lacks a value.
+    Records up to `floor` were durable, and so were the records before a group with the flag ORDERED or SYNCED. A crash
+    may have torn the groups after them: they count up to the first group that is incomplete or lacks a value.
     """
     records = journal.records
     is_flagged = (records["flags"] & (ORDERED | SYNCED)) != 0
@@ -285,8 +285,7 @@ def _behind(journals: list[JournalRecords], seq: int) -> tuple[NDArray[np.int64]
 def _put(store: Any, segments: Segments, slots: NDArray[np.int64], copies: Copies, report: SalvageReport) -> None:
     """Read and check the values of a batch, and put the undamaged ones."""
     lengths, ids = key_len_of(slots[:, 3]), segment_of(slots[:, 2])
-    integers = marked_len_of(slots[:, 3]) & INTEGER != 0
-    keys = Keys(np.ascontiguousarray(slots[:, :2]), lengths.astype(np.uint8), integers)
+    keys = keys_in(slots)
     for segment in np.unique(ids).tolist():
         rows = np.flatnonzero(ids == segment)
         unreadable = _open(segments, segment)
@@ -353,7 +352,7 @@ class DamagedFolder:
         return sorted(int(stem) for stem, end in names if end == suffix and stem.isdecimal())
 
     def files(self, kind: int) -> list[tuple[int, str, bytes]]:
-        """Return id, path and contents of the files of a kind, in the order of their ids."""
+        """Return id, path and contents of all files of a kind, ordered by id."""
         out = []
         for id in self._ids[kind]:
             path = os.path.join(self.folder, file_name(kind, id))
@@ -392,7 +391,7 @@ class JournalRecords:
     @property
     def slots(self) -> NDArray[np.int64]:
         """Key0, key1, loc0 and loc1 of the records, int64 [N, 4]."""
-        return np.concatenate([self.records["key"], self.records["loc"]], axis=1)
+        return slots_of(self.records)
 
 
 @dataclass

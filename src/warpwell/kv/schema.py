@@ -22,10 +22,10 @@ from .native import address_of, compiled
 from .ragged import Ragged, copy_items, numbers_of_lists
 
 ALIGNMENT = 8
-"""Bytes; each field starts at a multiple of it. Records without ragged fields also end at one."""
+"""Alignment in bytes of the start of each field, and of the end of records without ragged fields."""
 
 LENGTH_BYTES = 4
-"""Bytes of the length of a ragged field in a record."""
+"""Size in bytes of the integer in a record that holds the length of a ragged field."""
 
 UINT32 = np.dtype(np.uint32)
 
@@ -40,11 +40,11 @@ class Field:
     ----------
     name : str
     dtype : numpy.dtype
-        Of bytes and strings uint8.
+        The dtype of the items; uint8 for bytes and strings.
     shape : tuple of int
-        Of one record; ``()`` for a scalar. The first extent of a ragged field is None.
+        The shape of the field in one record; ``()`` for a scalar. The first extent of a ragged field is None.
     offset : int
-        Byte of the record where it starts; of a ragged field, where its length is.
+        Byte of the record where the field starts; for a ragged field, the byte where its length is stored.
     item_type : {numpy.ndarray, bytes, str}
     """
 
@@ -61,7 +61,7 @@ class Field:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the array, or of one row of a ragged one."""
+        """Size in bytes of the field, or of one row of a ragged field."""
         return int(self.dtype.itemsize * math.prod(self.shape[self.is_ragged :]))
 
     @property
@@ -84,19 +84,20 @@ class Schema:
     Parameters
     ----------
     fields : mapping of str to (dtype, shape)
-        For example ``{"x": ("uint8", (8, 8)), "y": "int64", "image": ("uint8", (None,)), "name": "str"}``. Numbers and
-        booleans of native byte order, "bytes" and "str". If the first extent of a shape is None, the field is *ragged*:
-        each record has its own length along this axis. Bytes and strings (UTF-8) are ragged, too.
+        For example ``{"x": ("uint8", (8, 8)), "y": "int64", "image": ("uint8", (None,)), "name": "str"}``. Dtypes are
+        numbers and booleans of native byte order, "bytes" and "str". If the first extent of a shape is None, the field
+        is *ragged*: each record has its own length along this axis. Bytes and strings (UTF-8) are ragged, too.
 
     Attributes
     ----------
     fields : tuple of Field
     ragged : tuple of Field
-        The ragged ones of them.
+        The ragged fields.
     nbytes : int
-        Size of a record, a multiple of 8; with ragged fields, of its part before their contents.
+        Size of a record in bytes, a multiple of 8; if there are ragged fields, the size of the part before their
+        contents.
     record : numpy.dtype
-        That part as a structured dtype, without the lengths of ragged fields.
+        This part of a record as a structured dtype, without the lengths of ragged fields.
 
     Raises
     ------
@@ -274,7 +275,7 @@ class Schema:
         Parameters
         ----------
         values : ValueBuffer
-            Arrays of absent records are zero, and their items empty.
+            The records. Absent records have zeros in arrays, and empty items in ragged fields.
         names : sequence of str, optional
             The fields to return; all by default.
 

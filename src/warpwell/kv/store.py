@@ -1,4 +1,4 @@
-"""Store: a mapping from keys to values on disk; its views and statistics; reads in a background thread."""
+"""`Store`: a mapping from keys to values on disk, with its views, its statistics, and reads in background threads."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .._check import checked_bytes, checked_callable, checked_integer, checked_s
 from ..cache import batches_of, format_size
 from ..storage import NativeMedium
 from . import lifetime
+from .compaction import CompactionReport, compact
 from .index.reader import BAD_RECORD
 from .keys import MAX_KEY, Key, Keys, as_key, as_keys, in_order, is_integer, shown, with_prefix
 from .log.files import check_process
 from .log.format import size_of
-from .log.log import CompactionReport
-from .log.recovery import VerifyReport
+from .log.recovery import VerifyReport, verify
 from .records import STAGED_RECORD_BYTES, Records
 from .schema import RecordError, Schema, many_values, one_value, row_bytes_of
 
@@ -86,7 +86,7 @@ class HostFuture:
         TimeoutError
             It took longer than `timeout` seconds.
         ForkError
-            This process was forked after another process had started the read.
+            The parent process started the read before it forked this process.
         """
         timeout = checked_timeout(timeout)
         check_process(self._pid, "this read was started", "start it again here")
@@ -103,25 +103,25 @@ class HostFuture:
 
 
 class Store(MutableMapping[Any, Any]):
-    """A mapping on disk: keys of 1 to 511 bytes, values of less than 2 GiB, durable once committed.
+    """A mapping on disk, with keys of 1 to 511 bytes and values of less than 2 GiB, which are durable once committed.
 
-    Use `warpwell.kv.create` and `warpwell.kv.open`. A store is a mutable mapping: ``store[key]``,
-    ``store[key] = value``, ``del store[key]``, ``in``, ``len``, iteration over keys, ``items`` and the rest. An integer
-    is the same key as its 8 bytes. The store remembers whether a key was last put as an integer: iteration, `list` and
-    messages return such keys as ``int`` and all other keys as bytes.
+    Use `warpwell.kv.create` and `warpwell.kv.open`. A store is a mutable mapping: ``store[key]``, ``store[key] =
+    value``, ``del store[key]``, ``in``, ``len``, iteration over keys, ``items`` and the rest. An integer and the 8
+    bytes that encode it are the same key. The store remembers whether a key was last put as an integer: iteration,
+    `list` and messages show such keys as ``int`` and all other keys as bytes.
 
-    As a context manager it commits and closes; after an exception it closes without a commit. A store that is dropped,
-    or still open when the program ends, also commits and closes. If an exception ends the program, it does not commit,
-    and prints the number of lost changes on stderr.
+    As a context manager, a store commits and closes; after an exception it closes without a commit. A store that is
+    dropped, or still open when the program ends, also commits and closes. If an exception ends the program, the store
+    does not commit, and prints the number of lost changes on stderr.
 
-    Any number of threads may read. Changes take a lock. A forked process reads the records as of the fork until it
-    refreshes. A store that is open for reading can be pickled: it is opened again in the process that unpickles it. A
-    store that is open for writing stays in its process.
+    Any number of threads may read, and changes take a lock. A forked process reads the records as of the fork until it
+    calls `refresh`. A store that is open for reading can be pickled: the process that unpickles it opens it again. A
+    store that is open for writing cannot be used in another process.
 
     Attributes
     ----------
     path : str
-        Its folder.
+        The folder of the store.
     schema : Schema or None
         With a schema every value is a dict of arrays; without one, values are bytes.
     writable : bool
@@ -129,15 +129,14 @@ class Store(MutableMapping[Any, Any]):
 
     no_kernel_argument = "open it with device="
 
-    def __init__(self, records: Records, *, schema: Schema | None, writable: bool, durability: str) -> None:
-        self.path = records.path
-        self.schema = schema
-        self.writable = writable
+    def __init__(self, records: Records) -> None:
+        self.path, self.writable = records.path, records.writable
+        described = (records.log.schema_json or {}).get("schema")
+        self.schema = None if described is None else Schema.from_json(described)
         self._records = records
-        self._get: Callable[..., Any] = partial(_get, records, schema)
-        if not writable:
-            self._get = records.reader.getter(self._get, schema)
-        self._durability = durability
+        self._get: Callable[..., Any] = partial(_get, records, self.schema)
+        if not self.writable:
+            self._get = records.reader.getter(self._get, self.schema)
         self._counts = {"puts": 0, "deletes": 0, "commits": 0}
         self._lock = threading.RLock()
         self._estate, self._finalizer = lifetime.opened(self, records)
@@ -225,16 +224,17 @@ class Store(MutableMapping[Any, Any]):
         keys : array or iterable
             int64 [N] is the fastest; uint8 [N, width]; or an iterable of int, bytes and str.
         out : numpy.ndarray, optional
-            uint8 [N, nbytes], if all values have `nbytes` bytes: values are read into its rows. Meant for stores
-            without a schema (with one, rows have the record's size, and ragged fields do not allow it).
+            An array uint8 [N, nbytes] into whose rows the values are read; all values must have `nbytes` bytes. It is
+            meant for stores without a schema. With a schema, a row has the size of a record, and `out` is not allowed
+            if a field is ragged.
         fields : sequence of str, optional
             The fields of the schema to return; all by default.
 
         Returns
         -------
         batch : dict, list, or `out`
-            With a schema, arrays [N, ...] (zeros for absent keys), and a `Ragged` for each ragged field (empty items
-            for absent keys); else a list of bytes, None for absent keys.
+            With a schema, a dict of arrays [N, ...], with a `Ragged` for each ragged field; absent keys have zeros and
+            empty items. Without a schema, a list of bytes, with None for absent keys.
         found : numpy.ndarray
             bool [N].
 
@@ -285,18 +285,18 @@ class Store(MutableMapping[Any, Any]):
         return HostFuture(lambda: self.get_many(checked, fields=names))
 
     def put_many(self, keys: Any, values: Any) -> None:
-        """Store many records; the last of equal keys wins.
+        """Store many records; if a key occurs several times, its last value is stored.
 
-        They are visible at once and durable after the next `commit`.
+        The records are visible at once and durable after the next `commit`.
 
         Parameters
         ----------
         keys : array or iterable
             As for `get_many`.
         values : dict, list of bytes-like, or array
-            With a schema a dict of arrays [N, ...]. A ragged field is a list of arrays, bytes or strings, a `Ragged`,
-            or an Arrow array of binaries, strings or lists; the last two are stored without a Python loop. Without a
-            schema a list, a `Ragged` or Arrow array of bytes, or uint8 [N, nbytes].
+            With a schema, a dict of arrays [N, ...]. A ragged field is a list of arrays, bytes or strings; or, without
+            a Python loop over the records, a `Ragged` or an Arrow array of binaries, strings or lists. Without a
+            schema, a list of bytes-like objects, a `Ragged` or Arrow array of bytes, or an array uint8 [N, nbytes].
 
         Raises
         ------
@@ -320,7 +320,7 @@ class Store(MutableMapping[Any, Any]):
     def delete_many(self, keys: Any) -> int:
         """Delete many records; return how many existed."""
         self._check_writable()
-        count = int(np.count_nonzero(self._records.delete(as_keys(keys))))
+        count = self._records.delete(as_keys(keys))
         self._counts["deletes"] += count
         return count
 
@@ -348,9 +348,9 @@ class Store(MutableMapping[Any, Any]):
         Parameters
         ----------
         prefix : bytes or str
-            Only keys that begin with this prefix; integers never do.
+            Only keys that begin with this prefix; integer keys never match a prefix.
         start : int, bytes or str, optional
-            Only this key and those after it. If it is not an integer, no integers are returned.
+            Only this key and the keys after it. If `start` is not an integer, no integer keys are returned.
         limit : int, optional
             Maximum number of keys.
         """
@@ -372,8 +372,8 @@ class Store(MutableMapping[Any, Any]):
         Returns
         -------
         numpy.ndarray or tuple
-            int64 [N] if every key is an integer; else uint8 [N, 16], or wider if a key is longer, with lengths [N]. The
-            order is that of `list`. `get_many` accepts both.
+            int64 [N] if every key is an integer. Otherwise a tuple: the keys as uint8 [N, 16], or wider if a key is
+            longer, and their lengths [N]. The order is that of `list`. `get_many` accepts both forms.
         """
         keys = self.ordered()
         return keys.numbers() if keys.all_integers else keys.arrays()
@@ -404,13 +404,13 @@ class Store(MutableMapping[Any, Any]):
     def seal(self) -> None:
         """Commit, and write the index of all records to a file: opening the store then reads no journal.
 
-        All processes that open the store share the file. Later changes are allowed; the store is sealed again when
-        `seal` is called, and by a `commit` after 65,536 changes and half as many changes as records.
+        All processes that open the store share the file. Later changes are allowed. The next call of `seal` writes the
+        index again, and so does a `commit` once there are at least 65,536 changes and half as many changes as records.
 
         Raises
         ------
         StorageFullError, StoreFailedError
-            As for `commit`. The records are committed if there is no space for the index alone.
+            See `commit`. If only the index finds no space, the records are committed.
         """
         self._check_writable()
         self._records.seal()
@@ -435,15 +435,15 @@ class Store(MutableMapping[Any, Any]):
         """
         self.check_open()
         checked_callable(progress, "progress")
-        return self._records.verify(progress=progress)
+        return verify(self.path, progress=progress)
 
     def compact(
         self, *, threshold: float = 0.5, progress: Callable[[int, int], object] | None = None
     ) -> CompactionReport:
         """Reclaim the space of replaced and deleted values: copy live values, delete mostly dead segments.
 
-        Other threads may read and write during a compaction. Uncommitted changes stay uncommitted; the segments are
-        then deleted with the next `commit`.
+        Other threads may read and write during a compaction. Uncommitted changes stay uncommitted; if there are any,
+        the compacted segments are deleted only by the next `commit`.
 
         Parameters
         ----------
@@ -459,7 +459,7 @@ class Store(MutableMapping[Any, Any]):
         """
         self._check_writable()
         checked_callable(progress, "progress")
-        return self._records.compact(threshold=checked_share(threshold, "threshold"), progress=progress)
+        return compact(self._records, threshold=checked_share(threshold, "threshold"), progress=progress)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -471,7 +471,7 @@ class Store(MutableMapping[Any, Any]):
         """Return the store's statistics."""
         self.check_open()
         values: dict[str, Any] = {**self._records.statistics(), **self._counts}
-        return StoreStatistics(**values, durability=self._durability)
+        return StoreStatistics(**values, durability=self._records.log.durability)
 
     def close(self) -> None:
         """Commit, and close the store (idempotent).
@@ -563,7 +563,7 @@ class Store(MutableMapping[Any, Any]):
 
 
 def _get(records: Records, schema: Schema | None, key: Any) -> Any:
-    """Return the value of a key, or None; see `Store.get`. It has no reference to the store, which can be dropped."""
+    """Return the value of a key, or None; see `Store.get`. No reference to the store is kept, so it can be dropped."""
     if records.unusable is not None:
         raise records.unusable()
     if type(key) is not int and type(key) is not bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from .. import lifetime
 from ..keys import Keys, as_keys
 from ..ragged import Ragged
 from ..records import Records
-from ..schema import Schema
 from ..store import HostFuture, Store
 from . import requests as at
 from .engine import DeviceOptions, Engine
@@ -44,14 +44,15 @@ class DeviceStore(Store):
         self,
         records: Records,
         *,
-        schema: Schema | None,
-        writable: bool,
-        durability: str,
         options: DeviceOptions,
         beside: DeviceStore | None = None,
         drive: MakeMedium | None = None,
     ) -> None:
-        super().__init__(records, schema=schema, writable=writable, durability=durability)
+        super().__init__(records)
+        if self.writable:
+            options = replace(options, cache=0)
+        if self.schema is not None and not self.schema.ragged:
+            options = replace(options, value_bytes=self.schema.nbytes)
         self.options = options
         self._controller_store = beside
         self._engine: Engine
@@ -66,16 +67,16 @@ class DeviceStore(Store):
             raise
         lifetime.on_device(self._estate, self._engine, beside)
         self._spaces = BatchSpaces()
-        self._view = KernelStore(schema, {"core": self._engine.core})
+        self._view = KernelStore(self.schema, {"core": self._engine.core})
         self.device = self._engine.target
         self._failures_before: dict[LaunchFlag, int] = {}  # by launch in flight
 
     def get_async(self, keys: Any, *, fields: Sequence[str] | None = None) -> Any:
         """Start to read the values of many keys in threads of the host; return a future with a method ``wait()``.
 
-        Arguments and result: as for `get_many`; keys may also be int64 [N] in the GPU's memory. On a GPU the arrays are
-        in its memory, and a ragged field is a pair of arrays, `RaggedArrays`. So are the values of a store without a
-        schema, where an absent key has no bytes.
+        Arguments and result are those of `get_many`; keys may also be int64 [N] in GPU memory. On a GPU, the arrays of
+        the result are in GPU memory. There, a ragged field is a pair of arrays, `RaggedArrays`, and so are the values
+        of a store without a schema; an absent key then has an empty value.
         """
         self.check_open()
         if hasattr(keys, "__cuda_array_interface__"):
@@ -97,7 +98,7 @@ class DeviceStore(Store):
 
     @property
     def device_stats(self) -> dict[str, int]:
-        """Return counters of the device: values from its cache, commands; and the size of a piece."""
+        """Return the size of a piece of a value, and counters of the device: values from its cache, commands."""
         self.check_open()
         hits, commands = self._engine.read_words(at.K_COUNTERS, 2)
         return {
@@ -111,7 +112,7 @@ class DeviceStore(Store):
     def refresh(self) -> int:
         """Read what another process committed since the last refresh, as `Store.refresh` does.
 
-        Launches in flight end first if there is a device cache, which is emptied.
+        If there is a device cache, this waits for launches in flight and empties the cache.
         """
         if self._engine.forked:
             return super().refresh()  # the device belongs to the parent
@@ -133,7 +134,7 @@ class DeviceStore(Store):
 
     @property
     def stays(self) -> bool:
-        """Whether the store cannot be opened in the same way by another process."""
+        """Whether the store stays in this process, because another process cannot open it in the same way."""
         return self.device == "cuda" or self._controller_store is not None or bool(self._drives)
 
     def _close(self, *, commit: bool) -> None:

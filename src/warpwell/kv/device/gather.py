@@ -224,14 +224,14 @@ class GatheredBatch:
             if spins > 100:
                 clock.sleep(5e-5)
         with self._lock:
-            words = self._lease.space.host.words
-            if words[1]:
+            control_words = self._lease.space.host.words
+            if control_words[1]:
                 # This read finds the error, unless the values can be read now. It comes before the store is closed.
                 try:
                     self._repair()
                 except (errors.CorruptionError, errors.MediumError) as error:
                     self._failed = error
-                words[1] = 0
+                control_words[1] = 0
         self._engine.forget_gathered(self)
 
     def _repair(self) -> None:

@@ -472,24 +472,24 @@ class KernelStore(DeviceStruct):
 
     Keys are 64-bit integers, or tuples ``(key0, key1, length)`` of a longer key's words.
 
-    - ``submit(key)`` requests a value and returns a ticket at once, or -1 if too many tickets are held: take some
-      first, or use `retrieve`, for which ids are reserved.
+    - ``submit(key)`` requests a value and returns a ticket at once, or -1 if too many tickets are held: then `take` the
+      values of some tickets first, or use `retrieve`, for which ids are reserved.
     - ``poll(ticket)`` returns -1 while the request is in flight, then its status, 0 for success; it never waits.
-      Another status means that the command failed (`take` then gives the ticket back), that it timed out (after the
-      store's timeout, or four times that while other commands are answered), or that the ticket is not held.
+      Another status means that the command failed (then call `take` to release the ticket), that it timed out (after
+      the store's timeout, or four times as long while other commands are answered), or that the ticket is not held.
     - ``length(ticket)`` returns the size of the value that arrived.
-    - ``take(ticket, out)`` copies the value and gives the ticket back; it returns -2 before the value has arrived. Each
-      ticket must be taken exactly once: a second take returns -2, and the host raises.
-    - ``retrieve(key, out)`` does all of this and waits; it reads from the device cache if it can.
-    - ``exists(key)`` waits too and returns 1 or 0.
+    - ``take(ticket, out)`` copies the value and releases the ticket; it returns -2 before the value has arrived. Take
+      each ticket exactly once: a second `take` returns -2, and the host raises an error after the launch.
+    - ``retrieve(key, out)`` submits, waits and takes; it reads from the device cache if the value is there.
+    - ``exists(key)`` waits for the answer and returns 1 or 0.
     - ``field(row, name)`` returns a field of the record in a row of bytes, which `retrieve` or `take` filled: a number,
       or an array that shares the row's memory, of the field's shape or, if it is ragged, of its own length. `name` is a
-      constant. If the row is too short to hold the field, it is 0 or empty.
+      constant. If the row is too short to hold the field, the result is 0 or empty.
 
     Arrays must be in the device's global memory, one-dimensional and contiguous.
 
     `take` and `retrieve` return the size of the whole value, even if `out` is smaller, -1 for an absent key, and -2 if
-    the device failed; the host then raises after the launch.
+    the device failed; the host then raises an error after the launch.
     """
 
     methods: ClassVar[Mapping[str, tuple[str, ...]]] = {name: names for name, (_, names) in METHODS.items()}

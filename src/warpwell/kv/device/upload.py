@@ -57,8 +57,8 @@ def keys_from_gpu(engine: Engine, keys: Any) -> NDArray[np.int64]:
     is_contiguous = interface.get("strides") in (None, (8,))
     if len(interface["shape"]) != 1 or np.dtype(interface["typestr"]) != np.int64 or not is_contiguous:
         raise errors.ArgumentError(
-            f"keys in GPU memory are a contiguous int64 [N], not {interface['typestr']} {interface['shape']}: convert"
-            " them, or pass them from the host",
+            f"keys in GPU memory must be a contiguous int64 array of shape [N], got {interface['typestr']} "
+            f"{interface['shape']}, strides {interface.get('strides')}: convert them, or pass them from the host",
             name="keys",
         )
     nbytes = 8 * int(interface["shape"][0])

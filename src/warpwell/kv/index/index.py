@@ -38,8 +38,8 @@ from ...targets.primitives import (
     store_release,
     store_weak_as,
 )
-from ..keys import Keys
-from ..log.format import DAMAGED, INTEGER, KEY_LEN_SHIFT, RECORD_BYTES, TOMBSTONE, key_len_of, size_of
+from ..keys import Keys, keys_in
+from ..log.format import DAMAGED, KEY_LEN_SHIFT, TOMBSTONE, size_of
 from ..native import address_of, compiled
 from .sealed import (
     DESCRIPTOR_WORDS,
@@ -62,8 +62,6 @@ S_TABLE = 0
 """Address of the index's table."""
 S_SEGMENTS = 1
 """Address of the segment table."""
-S_SCRATCH = 2
-"""Address of the scratch buffers."""
 S_READS = 3
 """Number of single values that system calls have read because their file is not mapped."""
 S_EPOCH = 8
@@ -94,10 +92,6 @@ T_EXACT = 4
 T_SEALED = 5
 """Address of the descriptor of the snapshot's file, or 0."""
 TABLE_HEADER = 64
-
-# -- scratch buffers: a line with a lock each, then the buffers ------------------------------------------------
-SCRATCHES = 16
-SCRATCH_BYTES = 65536
 
 SLOTS_AHEAD = 8
 """Distance in a batch between a key that is looked up and the next prefetched slot."""
@@ -206,8 +200,8 @@ def slot_of(table: int, key0: int, key1: int, length: int) -> int:
 
 
 @device
-def put(table: int, key0: int, key1: int, length: int, loc0: int, loc1: int) -> None:
-    """Give a key a location, or `TOMBSTONE` to delete it (the writer)."""
+def put(table: int, key0: int, key1: int, length: int, loc0: int, loc1: int) -> int:
+    """Give a key a location, or `TOMBSTONE` to delete it; return 0 if the table says that it is deleted, else 1."""
     slot = slot_of(table, key0, key1, length)
     sealed = load_relaxed(table + 8 * T_SEALED, SYSTEM)
     before0 = load_relaxed(slot + SLOT_LOC0, SYSTEM)
@@ -216,7 +210,7 @@ def put(table: int, key0: int, key1: int, length: int, loc0: int, loc1: int) -> 
     if is_new_slot:
         if loc0 == TOMBSTONE:
             if sealed == 0:
-                return
+                return 0
             loc1 = length << KEY_LEN_SHIFT
         store_relaxed(slot + SLOT_KEY0, key0, SYSTEM)
         store_relaxed(slot + SLOT_KEY1, key1, SYSTEM)
@@ -240,6 +234,7 @@ def put(table: int, key0: int, key1: int, length: int, loc0: int, loc1: int) -> 
             store_relaxed(slot + SLOT_LOC0, 0, SYSTEM)
         store_release(slot + SLOT_LOC1, loc1, SYSTEM)
     store_release(slot + SLOT_LOC0, loc0, SYSTEM)
+    return 0 if loc0 == TOMBSTONE and before0 == TOMBSTONE else 1
 
 
 @device
@@ -289,65 +284,25 @@ def lookup_many(state: int, stripe: int, keys: int, lengths: int, count: int, lo
     return 0
 
 
-def put_many(table: int, keys: int, lengths: int, count: int, locations: int) -> int:
-    """Put keys at locations in order (the writer)."""
+def put_slots(table: int, slots: int, stride: int, count: int) -> int:
+    """Put slots that are `stride` bytes apart, in order; return how many of them changed a key (the writer)."""
     mask = load_relaxed(table + 8 * T_MASK, SYSTEM)
+    changed = 0
     for k in range(count):
         if k + SLOTS_AHEAD < count:
-            key0, key1, length = key_at(keys, lengths, k + SLOTS_AHEAD)
+            key0, key1, length, _, _ = slot_at(slots + stride * (k + SLOTS_AHEAD))
             prefetch(table + TABLE_HEADER + SLOT * (hash_of(key0, key1, length) & mask))
-        key0, key1, length = key_at(keys, lengths, k)
-        loc0 = load_weak_as(locations + 16 * k, INT64)
-        put(table, key0, key1, length, loc0, load_weak_as(locations + 16 * k + 8, INT64))
-    return 0
-
-
-def put_records(table: int, records: int, count: int) -> int:
-    """Put the keys of journal records at their locations in order (the writer)."""
-    mask = load_relaxed(table + 8 * T_MASK, SYSTEM)
-    for k in range(count):
-        if k + SLOTS_AHEAD < count:
-            key0, key1, length = _key_in(records + RECORD_BYTES * (k + SLOTS_AHEAD))
-            prefetch(table + TABLE_HEADER + SLOT * (hash_of(key0, key1, length) & mask))
-        record = records + RECORD_BYTES * k
-        key0, key1, length = _key_in(record)
-        loc0 = load_weak_as(record + 32, INT64)
-        put(table, key0, key1, length, loc0, load_weak_as(record + 40, INT64))
-    return 0
+        key0, key1, length, loc0, loc1 = slot_at(slots + stride * k)
+        changed += put(table, key0, key1, length, loc0, loc1)
+    return changed
 
 
 @device
-def _key_in(record: int) -> tuple[int, int, int]:
-    """Return key0, key1 and length of a journal record's key."""
-    length = (load_weak_as(record, INT64) >> 40) & 31
-    return load_weak_as(record + 16, INT64), load_weak_as(record + 24, INT64), length
-
-
-def delete_many(table: int, keys: int, lengths: int, count: int, existed: int) -> int:
-    """Delete keys in order; store a byte for each, 1 if it existed (the writer)."""
-    for k in range(count):
-        key0, key1, length = key_at(keys, lengths, k)
-        loc0, _ = lookup(table, key0, key1, length)
-        if loc0 != 0:
-            put(table, key0, key1, length, TOMBSTONE, 0)
-        store_weak_as(existed + k, 1 if loc0 != 0 else 0, UINT8)
-    return 0
-
-
-def move_many(table: int, keys: int, lengths: int, count: int, before: int, after: int, moved: int) -> int:
-    """Move keys to new locations, unless a key's location differs from `before` (the writer).
-
-    Stores one byte in `moved` for each key, 1 if it was moved.
-    """
-    for k in range(count):
-        key0, key1, length = key_at(keys, lengths, k)
-        loc0, _ = lookup(table, key0, key1, length)
-        same = loc0 > 0 and loc0 == load_weak_as(before + 16 * k, INT64)
-        if same:
-            target = after + 16 * k
-            put(table, key0, key1, length, load_weak_as(target, INT64), load_weak_as(target + 8, INT64))
-        store_weak_as(moved + k, 1 if same else 0, UINT8)
-    return 0
+def slot_at(slot: int) -> tuple[int, int, int, int, int]:
+    """Return key0, key1, the length of the key, loc0 and loc1 of a slot outside of tables."""
+    loc1 = load_weak_as(slot + SLOT_LOC1, INT64)
+    key0, key1 = load_weak_as(slot + SLOT_KEY0, INT64), load_weak_as(slot + SLOT_KEY1, INT64)
+    return key0, key1, (loc1 >> KEY_LEN_SHIFT) & 31, load_weak_as(slot + SLOT_LOC0, INT64), loc1
 
 
 def count_records(table: int, count: int, nbytes: int) -> int:
@@ -382,9 +337,8 @@ def count_records(table: int, count: int, nbytes: int) -> int:
 def mark_hidden(table: int, slots: int, count: int, hidden: int) -> int:
     """Store a byte for each slot of a file, 1 if the table has its key (the writer)."""
     for k in range(count):
-        slot = slots + SLOT * k
-        length = (load_weak_as(slot + SLOT_LOC1, INT64) >> KEY_LEN_SHIFT) & 31
-        own = slot_of(table, load_weak_as(slot, INT64), load_weak_as(slot + SLOT_KEY1, INT64), length)
+        key0, key1, length, _, _ = slot_at(slots + SLOT * k)
+        own = slot_of(table, key0, key1, length)
         store_weak_as(hidden + k, 1 if load_relaxed(own + SLOT_LOC1, SYSTEM) != 0 else 0, UINT8)
     return 0
 
@@ -403,10 +357,8 @@ class StoreState:
 
     def __init__(self) -> None:
         self._block = private_block(8 * STATE_WORDS)
-        self._scratch = private_block(SCRATCHES * (64 + SCRATCH_BYTES))
         self.address = self._block.address
         self.words = self._block.words
-        self.words[S_SCRATCH] = self._scratch.address
         # Never blocking: a signal handler or a finalizer may run while its own thread holds the lock.
         self._collecting = threading.Lock()
         self._next: deque[Callable[[], None]] = deque()
@@ -455,7 +407,6 @@ class StoreState:
         """Reset the counts of readers in a forked child: the threads of these readers exist only in the parent."""
         self._collecting = threading.Lock()
         self.words[S_STRIPES:].reshape(STRIPES, STRIPE_WORDS)[:, C_READERS : C_READERS + 2] = 0
-        self._scratch.words[:: (64 + SCRATCH_BYTES) // 8] = 0  # the buffers' locks
 
     def counters(self) -> dict[str, int]:
         """Return the sums of the stripes: gets, hits, bytes, errors."""
@@ -484,7 +435,7 @@ class Index:
     ) -> None:
         self._state = state
         self._sealed, self._table = sealed, _Table(len(slots), sealed)
-        self._table.put_slots(slots)
+        self._table.fill(slots)
         self._publish()
 
     def __len__(self) -> int:
@@ -527,34 +478,16 @@ class Index:
             raise errors.ClosedError("the store is closed: open it again") if sealed is None else sealed.damage()
         return locations
 
-    def put(self, keys: Keys, locations: NDArray[np.int64]) -> None:
-        """Put keys at locations (int64 [N, 2]; `TOMBSTONE` deletes a key), in order."""
-        self._reserve(keys.size)
-        self._table.put(keys, locations)
+    def put(self, slots: NDArray[np.int64]) -> int:
+        """Put slots, int64 [N, 4], in order (see `format.slots_of`); return how many of them changed a key.
 
-    def put_records(self, records: NDArray[Any], count: int) -> None:
-        """Put the keys of `count` journal records, which start at the start of an array, at their locations."""
-        self._reserve(count)
-        compiled(put_records)(self._table.address, address_of(records), count)
+        A location `TOMBSTONE` deletes a key.
+        """
+        self._reserve(len(slots))
+        return self._table.put(slots)
 
-    def delete(self, keys: Keys) -> NDArray[np.bool_]:
-        """Delete keys; return which existed, bool [N]."""
-        self._reserve(keys.size)
-        existed = np.empty(keys.size, np.bool_)
-        compiled(delete_many)(self._table.address, *addresses(keys), keys.size, address_of(existed))
-        return existed
-
-    def move(self, keys: Keys, before: NDArray[np.int64], after: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Move keys whose location is still `before` to `after` (int64 [N, 2]); return which keys were moved."""
-        self._reserve(keys.size)
-        moved = np.empty(keys.size, np.bool_)
-        before, after = np.ascontiguousarray(before, np.int64), np.ascontiguousarray(after, np.int64)
-        arrays = (address_of(array) for array in (before, after, moved))
-        compiled(move_many)(self._table.address, *addresses(keys), keys.size, *arrays)
-        return moved
-
-    def entries(self) -> tuple[Keys, NDArray[np.int64]]:
-        """Return all keys and their locations, in arbitrary order.
+    def slots(self) -> NDArray[np.int64]:
+        """Return all records, int64 [N, 4]: key0, key1, loc0, loc1; in arbitrary order.
 
         Raises
         ------
@@ -562,21 +495,24 @@ class Index:
         """
         slots = self._table.slots
         live = slots[slots[:, 2] > 0]
-        if self._sealed is not None:
-            found = self._sealed.slots()
-            if self._table.header[T_USED]:
-                hidden = np.empty(len(found), np.bool_)
-                compiled(mark_hidden)(self._table.address, address_of(found), len(found), address_of(hidden))
-                found = np.concatenate([found[~hidden], live])
-            live = found
-        marked = live[:, 3] >> KEY_LEN_SHIFT
-        keys = Keys(np.ascontiguousarray(live[:, :2]), (marked & 31).astype(np.uint8), marked & INTEGER != 0)
-        return keys, np.ascontiguousarray(live[:, 2:])
+        if self._sealed is None:
+            return live
+        found = self._sealed.slots()
+        if not self._table.header[T_USED]:
+            return found
+        hidden = np.empty(len(found), np.bool_)
+        compiled(mark_hidden)(self._table.address, address_of(found), len(found), address_of(hidden))
+        return np.concatenate([found[~hidden], live])
+
+    def entries(self) -> tuple[Keys, NDArray[np.int64]]:
+        """Return all keys and their locations; see `slots`."""
+        slots = self.slots()
+        return keys_in(slots), np.ascontiguousarray(slots[:, 2:])
 
     def replace(self, sealed: SealedIndex | None, slots: NDArray[np.int64] = _NO_SLOTS) -> None:
         """Replace all contents; a reader sees either the old or the new contents."""
         old, table = self._sealed, _Table(len(slots), sealed)
-        table.put_slots(slots)
+        table.fill(slots)
         self._swap(table, sealed)
         if old is not None:
             self._state.retire(old.close)
@@ -598,7 +534,7 @@ class Index:
         slots = table.slots[table.slots[:, 2] > 0 if self._sealed is None else table.slots[:, 2] != 0]
         larger = _Table(2 * len(slots) + count, self._sealed)
         larger.header[T_EXACT] = 0
-        larger.put_slots(slots)
+        larger.fill(slots)
         for word in (T_LIVE, T_BYTES, T_EXACT):
             larger.header[word] = table.header[word]
         self._swap(larger, self._sealed)
@@ -633,18 +569,16 @@ class _Table:
         if sealed is not None:
             self.header[[T_SEALED, T_LIVE, T_BYTES]] = sealed.address, sealed.count, sealed.value_bytes
 
-    def put(self, keys: Keys, locations: NDArray[np.int64]) -> None:
-        """Put keys at locations; see `put_many`."""
-        locations = np.ascontiguousarray(locations, np.int64)
-        compiled(put_many)(self.address, *addresses(keys), keys.size, address_of(locations))
+    def put(self, slots: NDArray[np.int64]) -> int:
+        """Put slots; see `Index.put`."""
+        return int(compiled(put_slots)(self.address, address_of(slots), slots.strides[0], len(slots)))
 
-    def put_slots(self, slots: NDArray[np.int64]) -> None:
-        """Put slots, int64 [N, 4], without reading the file; `len` and `value_bytes` count records when used."""
+    def fill(self, slots: NDArray[np.int64]) -> None:
+        """Put slots without reading the file; `len` and `value_bytes` count records when used."""
         if len(slots):
             if self.header[T_SEALED]:
                 self.header[T_EXACT] = 0
-            keys = Keys(np.ascontiguousarray(slots[:, :2]), key_len_of(slots[:, 3]).astype(np.uint8))
-            self.put(keys, slots[:, 2:])
+            self.put(slots)
 
     def free(self) -> None:
         """Release the memory; it is freed with the last array that views it."""

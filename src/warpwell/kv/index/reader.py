@@ -31,11 +31,9 @@ from ...targets import device, native
 from ...targets.bus_error import map_guarded, unmap
 from ...targets.primitives import (
     SYSTEM,
-    backoff,
     call_foreign,
     copy_crc32c,
     crc32c,
-    exchange,
     fetch_add,
     i64,
     load_acquire,
@@ -43,24 +41,20 @@ from ...targets.primitives import (
     load_weak_as,
     prefetch,
     scratch,
-    store_release,
     store_weak_as,
 )
 from ..keys import LONGEST_KEY, MAX_KEY, SUFFIX_BYTES, Keys, as_keys, long_key_in, one_key, suffix_of, words_of
 from ..log.checksum import BAD_CRC, FAILED, FOUND, SHORT, read_chunks, read_exactly
 from ..log.format import DAMAGED, LONG, crc_of, offset_of, segment_of, size_of
-from ..native import ARRAY_DATA, CONTENTS, SIZE, TYPE, address_of, compiled, has_known_layout, method, python_function
+from ..native import ARRAY_DATA, CONTENTS, SIZE, TYPE, address_of, compiled, method, python_function
 from .index import (
     C_BYTES,
     C_ERRORS,
     C_GETS,
     C_HITS,
     S_READS,
-    S_SCRATCH,
     S_SEGMENTS,
     S_TABLE,
-    SCRATCH_BYTES,
-    SCRATCHES,
     StoreState,
     addresses,
     enter,
@@ -103,6 +97,8 @@ MAX_MAPPED_BYTES = 32768
 """Largest value that is copied from a mapped file, in bytes. For larger values the cost of a system call is small."""
 GAP_BYTES = 16 << 10
 """Longest gap between two values that are read ahead together, as in `warpwell.gather`."""
+PART_BYTES = 32 << 10
+"""Number of bytes of a value that are read at once, into memory of the thread, to check the rest of its CRC."""
 MAX_AHEAD_BYTES = 128 << 10
 """Size of a request to read ahead; the system shortens longer ones."""
 MAX_BATCH_AHEAD_BYTES = 256 << 20
@@ -293,7 +289,7 @@ def request(fd: int, start: int, end: int, fadvise: int) -> int:
 
 
 @device
-def read_part(state: int, loc0: int, loc1: int, out: int, first: int, limit: int, stripe: int) -> int:
+def read_part(state: int, loc0: int, loc1: int, out: int, first: int, limit: int) -> int:
     """Read `limit` bytes from byte `first` of a value and check the CRC of all of it (inside of an epoch)."""
     entry = segment_entry(state, segment_of(loc0))
     if entry == 0:
@@ -301,23 +297,7 @@ def read_part(state: int, loc0: int, loc1: int, out: int, first: int, limit: int
     fd = load_relaxed(entry + 8 * G_FD, SYSTEM) - 1
     offset = offset_of(loc0)
     crc = crc_of(loc1)
-    lock = lock_scratch(state, stripe)
-    status = read_chunks(fd, offset, size_of(loc0, loc1), crc, lock + 64, SCRATCH_BYTES, out, first, limit)
-    store_release(lock, 0, SYSTEM)
-    return status
-
-
-@device
-def lock_scratch(state: int, stripe: int) -> int:
-    """Lock a scratch buffer; return the address of its lock, which is 64 bytes before the buffer."""
-    base = load_relaxed(state + 8 * S_SCRATCH, SYSTEM)
-    attempt = 0
-    while True:
-        lock = base + ((stripe + attempt) & (SCRATCHES - 1)) * (64 + SCRATCH_BYTES)
-        if load_relaxed(lock, SYSTEM) == 0 and exchange(lock, 1, SYSTEM) == 0:
-            return lock
-        attempt += 1
-        backoff(attempt // SCRATCHES)
+    return read_chunks(fd, offset, size_of(loc0, loc1), crc, scratch(PART_BYTES), PART_BYTES, out, first, limit)
 
 
 @device
@@ -496,11 +476,11 @@ def list_values(data: int, arguments: int, count: int, names: int) -> int:
     """
     fields = data + CONTENTS
     state = load_weak_as(fields, INT64)
-    none = load_weak_as(fields + 8 * P_NONE, INT64)
+    none_object = load_weak_as(fields + 8 * P_NONE, INT64)
     values = load_weak_as(arguments, INT64)
     number = load_weak_as(values + SIZE, INT64)
     keys = contents_of(arguments, 1)
-    lengths = 0 if load_weak_as(arguments + 16, INT64) == none else contents_of(arguments, 2)
+    lengths = 0 if load_weak_as(arguments + 16, INT64) == none_object else contents_of(arguments, 2)
     locations = contents_of(arguments, 3)
     starts = contents_of(arguments, 4)
     found = contents_of(arguments, 5)
@@ -700,7 +680,7 @@ class Reader:
         self._path = path
         self._table = _SegmentTable(16)
         self._lock = threading.RLock()
-        self._list_values = _method(list_values, "values", state) if has_known_layout() else None
+        self._list_values = _method(list_values, "values", state)
         self._publish()
 
     # -- segments -------------------------------------------------------------------------------------------
@@ -830,31 +810,24 @@ class Reader:
 
         For a single key, Python would take longer than the store.
         """
-        if not has_known_layout():
-            return slow
         if schema is None:
             return _method(get_object, "get", self._state, slow)
         unpack, finish, template = schema.unpack_one, schema.finish, schema.template
         objects = [id(unpack), id(template), 0 if schema.is_only_bytes else id(finish)]
-        words = [*objects, schema.nbytes, schema.ragged[0].offset if schema.ragged else 0, len(schema.ragged)]
+        schema_words = [*objects, schema.nbytes, schema.ragged[0].offset if schema.ragged else 0, len(schema.ragged)]
         names = dict(zip(template, template, strict=True))
         for field in schema.ragged:
-            words += [id(names[field.name]), field.nbytes, int(field.item_type is str)]
-        return _method(get_object, "get", self._state, slow, words, (unpack, finish, template))
+            schema_words += [id(names[field.name]), field.nbytes, int(field.item_type is str)]
+        return _method(get_object, "get", self._state, slow, schema_words, (unpack, finish, template))
 
     def values(self, keys: Keys) -> tuple[list[bytes | None], NDArray[np.bool_]]:
         """Read values of any size; return them, None for absent keys, and a mask."""
-        native = self._list_values
-        if native is None:
-            contents, found = (read := self.buffer(keys)).buffer.data, read.found
-            ranges = zip(read.starts.tolist(), (read.starts + read.sizes).tolist(), found.tolist(), strict=True)
-            return [bytes(contents[start:end]) if is_found else None for start, end, is_found in ranges], found
         found, starts = np.empty(keys.size, np.bool_), np.empty(keys.size, np.int64)
 
         def read_list(locations: NDArray[np.int64]) -> tuple[list[bytes | None], NDArray[np.intp]]:
             listed: list[bytes | None] = [None] * keys.size
             self._read_ahead(keys, locations)
-            wrong = native(listed, keys.words, keys.lengths, locations, starts, found)
+            wrong = self._list_values(listed, keys.words, keys.lengths, locations, starts, found)
             return listed, self._stale(keys, found, locations) if wrong else _NO_ROWS
 
         listed, _ = self.located(keys, read_list)
@@ -943,7 +916,7 @@ class Reader:
             self._batches = 0
             self.map_one_more()
         self._batches += 1 + keys.size // _MAP_INTERVAL
-        if self._unmapped and keys.size > 1:  # there is nothing to read ahead of a single value
+        if self._unmapped and keys.size > 1:  # a single value needs no read-ahead
             if not located_at:
                 at = address_of(locations)
                 compiled(find_many)(self._address, at >> 12, *addresses(keys), keys.size, at)
@@ -988,13 +961,18 @@ def _without_suffix(value: bytes | None, key: bytes | None) -> bytes | None:
 
 
 def _method(
-    function: Any, name: str, state: StoreState, slow: Any = None, schema_words: Sequence[int] = (0, 0), kept: Any = ()
+    function: Any,
+    name: str,
+    state: StoreState,
+    slow: Any = None,
+    schema_words: Sequence[int] = (0, 0),
+    references: Any = (),
 ) -> Callable[..., Any]:
     """Return a native function as a Python function; its data begins with the words of `P_STATE` and so on."""
     objects = [id(slow), id(None), id(int), id(bytes), id(Exception)]
     functions = map(python_function, _PYTHON_FUNCTIONS)
     fields = np.array([state.address, *objects, *functions, *schema_words], np.int64)
-    return method(function, name, fields.tobytes(), (state, slow, kept))
+    return method(function, name, fields.tobytes(), (state, slow, references))
 
 
 def other_size(path: str, key: int | bytes, nbytes: int, row_bytes: int) -> errors.ValueSizeError:
@@ -1053,7 +1031,7 @@ class _SegmentTable:
 def map_file(fd: int) -> tuple[int, int] | None:
     """Map a file that is in the page cache; return None if it is not cached or cannot be mapped.
 
-    Otherwise, return the address and the size of the mapping, which exceeds that of the file, because it may grow.
+    Otherwise, return the address and the size of the mapping. It exceeds the size of the file, which may grow.
     """
     with contextlib.suppress(OSError):
         size = os.fstat(fd).st_size

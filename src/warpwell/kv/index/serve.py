@@ -66,7 +66,7 @@ def retrieve(state, key0, key1, length, buffer, nbytes, first, options, stripe):
         elif first >= size:
             status = FOUND
         else:
-            status = read_part(state, loc0, loc1, buffer, first, min(nbytes, size - first), stripe)
+            status = read_part(state, loc0, loc1, buffer, first, min(nbytes, size - first))
     leave(state, stripe, epoch)
     if status == FOUND:
         count_reads(state, stripe, 1, 1, min(size, nbytes), 0)

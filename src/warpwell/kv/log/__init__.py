@@ -2,7 +2,7 @@
 
 In the order in which a record meets them:
 
-    log.py         create, open, append, commit, snapshot, compact, close; the order of the writes of a commit
+    log.py         create, open, append, commit, snapshot, close; the order of the writes of a commit
     format.py      the bytes of records, superblocks and locations
     checksum.py    CRC-32C of values and records, in native code
     segments.py    files of values, and the offset of the next value

@@ -201,7 +201,7 @@ class Guard:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self.on_failure: Callable[[], object] = lambda: None
+        self.on_failure: Callable[[], object] | None = None
         self._failure: tuple[str, int | None] | None = None
 
     @property
@@ -233,7 +233,8 @@ class Guard:
     def fail(self, why: str, code: int | None = None) -> None:
         """Accept no more writes, for a reason and with the error number of a system call, if one failed."""
         self._failure = (why, code)
-        self.on_failure()
+        if self.on_failure is not None:
+            self.on_failure()
 
     def sync(self, call: Callable[[], object]) -> None:
         """Call a function that syncs; after any error the log accepts no more writes."""

@@ -92,6 +92,12 @@ RECORD = layout_of(
     ],
 )
 
+
+def slots_of(records: NDArray[Any]) -> NDArray[np.int64]:
+    """Return key0, key1, loc0 and loc1 of records, int64 [N, 4], as a view; `records` are contiguous."""
+    return records.view(np.int64).reshape(-1, RECORD_BYTES // 8)[:, 2:6]
+
+
 SLOT_BYTES = 32
 """A live record in a snapshot of formats 2 and 3, or in an index: key0, key1, loc0, loc1."""
 

@@ -1,6 +1,6 @@
 """Journal: 64-byte records, chained and checksummed, in atomic groups; and the last one that is known to be durable.
 
-A small group carries its values, after its last record. Then one fdatasync, that of the journal, makes it durable: the
+A small group carries its values, after its last record. Then one fdatasync of the journal makes it durable: the
 values are in their segments, too, but a later commit syncs these. A group with more values has them only in the
 segments, and its commit syncs these and the journal. Why no crash loses a value of a synced group:
 
@@ -63,6 +63,7 @@ from .format import (
     key_len_of,
     new_salt,
     size_of,
+    slots_of,
 )
 
 INLINE_BYTES = 1 << 17
@@ -81,13 +82,11 @@ U4 = np.dtype(np.uint32)
 _SEALED_FLAGS = COMMIT | SYNCED | INLINE
 _PROOFS = ORDERED | SYNCED
 _RECORD_WORDS = RECORD_BYTES // 8
-_SLOT_WORDS = slice(2, 6)
-"""Key and location in a record, in words."""
 _CHUNK = 1 << 17
 """Records that are read at once."""
 _CHUNK_BYTES = _CHUNK * RECORD_BYTES
 _FOLLOWED_BYTES = 1 << 16
-"""Bytes that a follower reads first: most of the file after its position may be zeros."""
+"""Size of a follower's first read in bytes: most of the file after its position may be zeros."""
 
 
 @dataclass(slots=True)
@@ -135,26 +134,21 @@ class Scanned:
     @property
     def slots(self) -> NDArray[np.int64]:
         """Key0, key1, loc0 and loc1 of the records, int64 [N, 4]; loc0 is -1 for a delete."""
-        words = self.records.view(np.int64).reshape(-1, _RECORD_WORDS)
-        return words[:, _SLOT_WORDS].copy()
+        return slots_of(self.records).copy()
 
-    def value_offsets(self, first: int) -> NDArray[np.int64]:
-        """Return the byte offset of each record's value in the journal, 0 if it is not there, from record `first` on.
+    def value_offsets(self, first: int = 0, last: int | None = None) -> NDArray[np.int64]:
+        """Return the byte offset of each record's value in the journal, 0 if it is not there.
 
-        `first` is the first record of a group.
+        The records are whole groups, `first` to `last` - 1.
         """
-        return value_offsets(self.records[first:], self.offsets[first:])
-
-
-def value_offsets(records: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the byte offsets of the values of whole groups in their journal, 0 for values that are not there."""
-    ends = np.flatnonzero(records["flags"] & COMMIT)
-    sizes = np.where(records["type"] == PUT, size_of(*records["loc"].T), 0)
-    before = np.cumsum(footprint(sizes)) - footprint(sizes)
-    group = np.searchsorted(ends, np.arange(len(records)))
-    begins, ends = np.concatenate([[0], ends + 1])[group], ends[group]
-    out = offsets[ends] + RECORD_BYTES + before - before[begins]
-    return np.where((records["flags"][ends] & INLINE != 0) & (sizes > 0), out, 0)
+        records, offsets = self.records[first:last], self.offsets[first:last]
+        ends = np.flatnonzero(records["flags"] & COMMIT)
+        sizes = np.where(records["type"] == PUT, size_of(*records["loc"].T), 0)
+        before = np.cumsum(footprint(sizes)) - footprint(sizes)
+        group = np.searchsorted(ends, np.arange(len(records)))
+        begins, ends = np.concatenate([[0], ends + 1])[group], ends[group]
+        out = offsets[ends] + RECORD_BYTES + before - before[begins]
+        return np.where((records["flags"][ends] & INLINE != 0) & (sizes > 0), out, 0)
 
 
 class Journal:
@@ -358,9 +352,9 @@ def scan(fd: int, salt: int, start: Position, floor: tuple[int, int], *, is_foll
         units = np.empty(len(records), np.int64)
         count = compiled(scan_units)(*(address_of(array) for array in (state, records, units)), len(records))
         units = units[:count]
-        words = records.view(np.int64).reshape(-1, _RECORD_WORDS)
+        record_words = records.view(np.int64).reshape(-1, _RECORD_WORDS)
         is_adjacent = not len(units) or units[-1] == len(units) - 1
-        pieces.append(words[: len(units)] if is_adjacent else np.take(words, units, axis=0))
+        pieces.append(record_words[: len(units)] if is_adjacent else np.take(record_words, units, axis=0))
         offsets.append(offset + RECORD_BYTES * units)
         if state[SCAN_COMMITTED]:
             committed_count = read_count + int(state[SCAN_COMMITTED])

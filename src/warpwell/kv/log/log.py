@@ -22,7 +22,6 @@ import os
 import threading
 import uuid as uuids
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -30,11 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ..._os import uninterrupted
-from ...cache import batches_of
 from ..index.sealed import SealedIndex
-from .checksum import crc32c
-from .files import LOCK_NAME, Files, Guard, WriterLock, check_process, full, read_at, storage_full, write_new
+from .files import LOCK_NAME, Files, Guard, WriterLock, check_process, full, storage_full, write_new
 from .format import (
     DELETE,
     FORMAT_VERSION,
@@ -47,11 +43,9 @@ from .format import (
     RECORD_BYTES,
     SLOT_BYTES,
     SUPERBLOCK,
-    footprint,
     low_size,
-    marked_len_of,
     segment_of,
-    size_of,
+    slots_of,
 )
 from .journal import COMMITTED_NAME, INLINE_BYTES, Floor, Journal, Pending, Position, Values, new_journal, new_records
 from .manifest import (
@@ -70,13 +64,11 @@ from .recovery import (
     LoadedLog,
     Recovered,
     follow,
-    join,
     load,
     load_for_reading,
     missing,
     open_segments,
     repair,
-    split,
 )
 from .segments import SegmentFolder, Segments, ValueBuffers
 from .shards import take_shards, written
@@ -279,7 +271,7 @@ class Log:
                 floor.raise_to(loaded.position, loaded.salt, loaded.position.seq)
             log = cls(path, files, manifest, segments, loaded, writer, floor)
             if manifest.separate_logs:
-                log.snapshot(*split(loaded.live()))  # it replaces the logs of the shards
+                log.snapshot(loaded.live())  # it replaces the logs of the shards
             undo.pop_all()
             return log
 
@@ -294,7 +286,7 @@ class Log:
         shards: NDArray[np.uint8] | None = None,
         moved: bool = False,
     ) -> NDArray[np.int64]:
-        """Append puts and return the values' locations; they are durable once `commit` has returned.
+        """Append puts and return their slots; they are durable once `commit` has returned.
 
         Parameters
         ----------
@@ -310,7 +302,8 @@ class Log:
 
         Returns
         -------
-        int64 [N, 2]
+        int64 [N, 4]
+            See `format.slots_of`; shard by shard.
 
         Raises
         ------
@@ -321,9 +314,8 @@ class Log:
         """
         with self.lock:
             self._check_writable()
-            locs, key_lens = np.empty((len(key_lens), 2), np.int64), np.ascontiguousarray(key_lens)
             if not len(key_lens):
-                return locs
+                return np.empty((0, SLOT_BYTES // 8), np.int64)
             groups = _by_shard(ValueBuffers.of(values), shards)
             with self.guard.writing():
                 if self._pending.count >= _SPILL:
@@ -333,20 +325,19 @@ class Log:
                     self._upgrade_for(largest, int((key_lens & (INTEGER - 1)).max(initial=0)))
                 is_small = sum(buffers.nbytes for _, _, buffers in groups) <= INLINE_BYTES
                 copies: Values | None = [] if is_small and not moved and self.durability != "none" else None
+                pieces = []
                 for shard, rows, buffers in groups:
-                    shard_locs = np.empty((len(buffers.sizes), 2), np.int64)
-                    self.segments.append(shard, partial(buffers.encode, key_lens[rows], shard_locs), self._roll, copies)
-                    locs[rows] = shard_locs
-                records = new_records(PUT, keys, key_lens, locs, MOVED if moved else 0)
-                # in the order of the copies; equal keys are in one shard and keep their order
-                records = records[np.concatenate([rows for _, rows, _ in groups])] if len(groups) > 1 else records
+                    lens, locs = np.ascontiguousarray(key_lens[rows]), np.empty((len(buffers.sizes), 2), np.int64)
+                    self.segments.append(shard, partial(buffers.encode, lens, locs), self._roll, copies)
+                    pieces.append(new_records(PUT, keys[rows], lens, locs, MOVED if moved else 0))
+                records = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
                 self._pending.add(records, copies)
                 self._pending.moved += len(records) if moved else 0
             self._always()
-            return locs
+            return slots_of(records)
 
-    def append_staged(self, staged: Staged, nbytes: int) -> list[NDArray[Any]]:
-        """Append the puts of staged records and return them, RECORD [N] for each write; see `append`.
+    def append_staged(self, staged: Staged, nbytes: int) -> NDArray[np.int64]:
+        """Append the puts of staged records and return their slots; see `append`.
 
         `nbytes` is the approximate size of the values with their padding, in bytes.
         """
@@ -359,13 +350,11 @@ class Log:
                 encoder = StagedEncoder(staged, nbytes, len(self.segments.paths))
                 for shard in range(len(self.segments.paths)):
                     self.segments.append(shard, partial(encoder.encode, shard), self._roll, copies)
-                records = encoder.records
-                self._pending.add(records[0] if len(records) == 1 else np.concatenate(records), copies)
-            return records
+                records = encoder.records[0] if len(encoder.records) == 1 else np.concatenate(encoder.records)
+                self._pending.add(records, copies)
+            return slots_of(records)
 
-    def commit_staged(
-        self, staged: Staged, nbytes: int, index: Callable[[NDArray[np.uint8], int], object]
-    ) -> int | None:
+    def commit_staged(self, staged: Staged, nbytes: int, index: Callable[[NDArray[np.int64]], object]) -> int | None:
         """Append and commit the puts of staged records, like `append_staged` and `commit`, with fewer calls.
 
         Only a small group that needs no other change of files is committed. For another one, nothing is changed and
@@ -377,7 +366,7 @@ class Log:
         nbytes : int
             Approximate size of the records, and of the values with their padding, in bytes.
         index : callable
-            ``index(records, count)`` indexes the records at the start of an array, when they are in the journal.
+            Called with the slots of the records when they are in the journal.
         """
         with self.lock:
             self._check_writable()
@@ -393,21 +382,22 @@ class Log:
                 segments.write_placed(group[RECORD_BYTES * count : nbytes])
                 self._unsynced = True
                 journal.write_group(group, count, chain)
-                index(group, count)
+                index(slots_of(group[: RECORD_BYTES * count]))
                 self._sync(segments=False)
             return journal.position.seq
 
-    def append_deletes(self, keys: NDArray[np.uint8], key_lens: NDArray[np.uint8]) -> None:
-        """Append deletes; see `append`."""
+    def append_deletes(self, keys: NDArray[np.uint8], key_lens: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """Append deletes and return their slots; see `append`."""
         with self.lock:
             self._check_writable()
-            if not len(key_lens):
-                return
-            with self.guard.writing():
-                if self._pending.count >= _SPILL:
-                    self._spill()
-                self._pending.add(new_records(DELETE, keys, np.ascontiguousarray(key_lens)), [])
-            self._always()
+            records = new_records(DELETE, keys, np.ascontiguousarray(key_lens))
+            if len(records):
+                with self.guard.writing():
+                    if self._pending.count >= _SPILL:
+                        self._spill()
+                    self._pending.add(records, [])
+                self._always()
+            return slots_of(records)
 
     def commit(self) -> int:
         """Make all appended records durable, as one group; return the last durable sequence number.
@@ -479,28 +469,23 @@ class Log:
         """Whether a caller has appended records without committing them."""
         return self._pending.count + self._spilled > self._pending.moved
 
-    def snapshot(
-        self,
-        keys: NDArray[np.uint8],
-        key_lens: NDArray[np.uint8],
-        locs: NDArray[np.int64],
-    ) -> None:
+    def snapshot(self, slots: NDArray[np.int64]) -> None:
         """Commit, write all live records to one file, and start a new journal.
 
         Parameters
         ----------
-        keys, key_lens, locs
+        slots : int64 [N, 4]
             Every live record of the index. The caller must hold `lock` from reading them on.
         """
         with self.lock:
             self._check_writable()
             self.commit()
-            slots, drop = join(keys, key_lens, locs), sorted(self._emptied)
+            drop = sorted(self._emptied)
             wrong = set(np.unique(segment_of(slots[:, 2])).tolist()) - (set(self._manifest.segments) - set(drop))
             if wrong or set(self.segments.heads) & set(drop):
                 raise errors.ArgumentError(
                     f"records are in segments {sorted(wrong)}, which will be removed: move the records first",
-                    name="locs",
+                    name="slots",
                 )
             with self.guard.writing():
                 self._sync()
@@ -695,155 +680,6 @@ def _by_shard(values: ValueBuffers, shards: NDArray[np.uint8] | None) -> list[tu
         return [(0, slice(None), values)]
     rows_of = [(shard, np.flatnonzero(shards == shard)) for shard in np.unique(shards).tolist()]
     return [(shard, rows, values.take(rows)) for shard, rows in rows_of]
-
-
-# -- compaction -----------------------------------------------------------------------------------------------
-
-
-_BATCH_BYTES = 8 << 20
-_BATCH_RECORDS = 8192
-
-Index = tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]]
-"""Keys uint8 [N, 16], their lengths uint8 [N], locations int64 [N, 2]."""
-
-
-@dataclass(frozen=True)
-class CompactionReport:
-    """The result of a compaction.
-
-    Attributes
-    ----------
-    segments : tuple of int
-        Segments that were retired.
-    moved : int
-        Values that were copied.
-    moved_bytes : int
-    freed_bytes : int
-        Size of the retired files minus the size of the copies, in bytes.
-    """
-
-    segments: tuple[int, ...]
-    moved: int
-    moved_bytes: int
-    freed_bytes: int
-
-
-def compact(
-    log: Log,
-    *,
-    live: Callable[[], Index],
-    lookup: Callable[[NDArray[np.uint8], NDArray[np.uint8]], NDArray[np.int64]],
-    relocate: Callable[[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]], object],
-    threshold: float = 0.5,
-    progress: Callable[[int, int], object] | None = None,
-) -> CompactionReport:
-    """Reclaim the space of dead values while readers and the writer continue.
-
-    Copies are ordinary records, so a crash at any time leaves a store with both or with the old values. If a caller has
-    appended records without committing them, the copies join that group, which the caller commits, and the segments are
-    removed at the next snapshot (see `Log.emptied`): until then the journal may refer to their values. The caller
-    deletes their files by `Log.release`, when no reader uses a location that it looked up before. All callbacks except
-    `progress` run with `Log.lock` held.
-
-    Parameters
-    ----------
-    log : Log
-        Open for writing.
-    live : callable
-        Returns keys, lengths and locations of the whole index.
-    lookup : callable
-        ``(keys, key_lens) -> int64 [N, 2]``: the locations of keys in the index (first word 0 or -1: absent).
-    relocate : callable
-        ``(keys, key_lens, old, new)``: moves keys whose location is still `old`.
-    threshold : float
-        Segments with at least this share of dead bytes are compacted.
-    progress : callable, optional
-        Called with the bytes moved so far and the bytes to move in all.
-
-    Raises
-    ------
-    CorruptionError
-        A live value is damaged. The store stays valid; copies that were made are kept.
-    StorageFullError, StoreFailedError
-        As for `Log.append`.
-    """
-    with log.lock, uninterrupted():
-        victims, slots = _victims(log, live(), threshold)
-    if not victims:
-        return CompactionReport((), 0, 0, 0)
-    sizes = size_of(slots[:, 2], slots[:, 3])
-    total, done, moved = int(sizes.sum()), 0, 0
-    for rows in batches_of(sizes, _BATCH_BYTES, _BATCH_RECORDS):
-        batch = slots[rows]
-        values = _read(log, batch)
-        moved += _move(log, batch, values, lookup, relocate)
-        done += int(sizes[rows].sum())
-        if progress is not None:
-            progress(done, total)
-    with log.lock, uninterrupted():
-        freed = sum(_size(log, segment) for segment in victims) - done
-        log.emptied(victims)
-        if not log.group_open:
-            log.snapshot(*live())
-    return CompactionReport(tuple(victims), moved, done, freed)
-
-
-def _victims(log: Log, index: Index, threshold: float) -> tuple[list[int], NDArray[np.int64]]:
-    """Return the segments to retire and their live slots, in file order."""
-    slots = join(*index)
-    sizes = size_of(slots[:, 2], slots[:, 3])
-    used = np.bincount(segment_of(slots[:, 2]), footprint(sizes), max(log.segments.ids()) + 1)
-    victims = []
-    for segment in sorted(set(log.segments.ids()) - log._emptied - log.retired):
-        total = _size(log, segment)
-        dead = total - int(used[segment])
-        if dead > 0 and dead >= threshold * total:
-            victims.append(segment)
-    for shard, head in enumerate(log.segments.heads):
-        if head in victims:
-            log.roll(shard)
-    slots = slots[np.isin(segment_of(slots[:, 2]), victims)]
-    return victims, slots[np.argsort(slots[:, 2], kind="stable")]
-
-
-def _size(log: Log, segment: int) -> int:
-    return os.fstat(log.segments.fd(segment)).st_size - SUPERBLOCK
-
-
-def _read(log: Log, slots: NDArray[np.int64]) -> list[Any]:
-    """Read values and check them: a damaged value must not be copied with a new checksum.
-
-    A value that is larger than a batch is not read: it checks itself when it is copied.
-    """
-    stored = [log.segments.stored(location) for location in slots[:, 2:]]
-    if len(stored) == 1 and stored[0].nbytes > _BATCH_BYTES:
-        return stored
-    values = [read_at(value.fd, value.nbytes, value.offset) for value in stored]
-    for value, contents in zip(stored, values, strict=True):
-        if len(contents) != value.nbytes or crc32c(contents) != value.crc:
-            raise value.damaged()
-    return values
-
-
-def _move(
-    log: Log,
-    slots: NDArray[np.int64],
-    values: list[Any],
-    lookup: Callable[[NDArray[np.uint8], NDArray[np.uint8]], NDArray[np.int64]],
-    relocate: Callable[[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]], object],
-) -> int:
-    """Append copies of the values that are still live, with the lock held."""
-    keys = np.ascontiguousarray(slots[:, :2]).view(np.uint8).reshape(-1, 16)
-    lens = marked_len_of(slots[:, 3]).astype(np.uint8)
-    with log.lock, uninterrupted():
-        still = np.flatnonzero(lookup(keys, lens)[:, 0] == slots[:, 2])
-        if not len(still):
-            return 0
-        chosen = [values[k] for k in still.tolist()]
-        shards = log.segments.shard_of(segment_of(slots[still, 2])).astype(np.uint8)
-        new = log.append(keys[still], lens[still], chosen, shards=shards, moved=True)
-        relocate(keys[still], lens[still], np.ascontiguousarray(slots[still, 2:]), new)
-        return len(still)
 
 
 # -- creation and opening of files ----------------------------------------------------------------------------

@@ -49,7 +49,6 @@ from .journal import (
     read_marks,
     read_superblock,
     scan,
-    value_offsets,
 )
 from .manifest import (
     IDENTITY_NAME,
@@ -87,9 +86,6 @@ class Recovered:
         found = self.base.slots(damaged)
         return live(np.concatenate([found, self.slots])) if len(self.slots) else found
 
-    def __len__(self) -> int:
-        return len(self.live())
-
 
 @dataclass
 class LoadedLog(Recovered):
@@ -108,7 +104,7 @@ class LoadedLog(Recovered):
     unsynced : int
         Number of the last records: they may not be durable, or their values may not be durable in the segments.
     unsynced_offset : int
-        Byte of the journal where these records begin.
+        Byte offset of these records in the journal.
     scanned : Scanned or None
         The records of the journal.
     restored : int64 [N, 2]
@@ -124,10 +120,6 @@ class LoadedLog(Recovered):
     unsynced_offset: int = SUPERBLOCK
     scanned: Scanned | None = None
     restored: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
-
-    def damaged_copies(self) -> list[int]:
-        """Return the offsets of damaged values in the journal."""
-        return [] if self.scanned is None else damaged_copies(self.scanned, self.fd)
 
     def close(self, files: Files) -> None:
         """Release the journal and the snapshot."""
@@ -209,13 +201,13 @@ def restore(
     copies = scanned.value_offsets(first)
     rows = first + np.flatnonzero(copies)
     rows = rows[np.isin(segment_of(slots[rows, 2]), segments.ids()) & (value_status(slots[rows], segments) != 0)]
-    places = np.column_stack([copies[rows - first], extents_of(slots[rows, 2:])[:, 1:]])
-    intact = check_file(fd, places) == 0
-    rows, places = rows[intact], places[intact]
+    extents = np.column_stack([copies[rows - first], extents_of(slots[rows, 2:])[:, 1:]])
+    intact = check_file(fd, extents) == 0
+    rows, extents = rows[intact], extents[intact]
     found = np.column_stack([rows, slots[rows, 2]])
     if len(rows):
         segments.open_journal(path)
-        slots[rows, 2] = first_word(JOURNAL_SEGMENT, places[:, 0], places[:, 1])
+        slots[rows, 2] = first_word(JOURNAL_SEGMENT, extents[:, 0], extents[:, 1])
     return found
 
 
@@ -282,7 +274,7 @@ def damaged_copies(scanned: Scanned, fd: int) -> list[int]:
 
     A power failure may leave such values in the last group, if it is not known to be durable: they do not count.
     """
-    copies = np.where(scanned.durable, scanned.value_offsets(0), 0)
+    copies = np.where(scanned.durable, scanned.value_offsets(), 0)
     damaged = []
     for at, (_, size, crc) in zip(copies.tolist(), extents_of(scanned.records["loc"]).tolist(), strict=True):
         if at:
@@ -310,7 +302,7 @@ def check_previous(folder: str, manifest: Manifest) -> list[int]:
         scanned = scan(fd, block.salt, Position(SUPERBLOCK, block.seq, block.chain), (last, crc))
         refuse_damage(scanned, path)
         if (block.seq, block.chain) != (seq, chain) or scanned.position.seq < last:
-            raise corruption(path, f"{path} does not lead from one snapshot to the next", 0)
+            raise corruption(path, f"journal {path} does not connect the previous snapshot to the current one", 0)
         return damaged_copies(scanned, fd)
     finally:
         os.close(fd)
@@ -398,22 +390,6 @@ def live(slots: NDArray[np.int64]) -> NDArray[np.int64]:
     return slots[slots[:, 2] > 0]
 
 
-def split(slots: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]]:
-    """Return keys, their lengths and locations of slots."""
-    keys = np.ascontiguousarray(slots[:, :2]).view(np.uint8).reshape(-1, 16)
-    return keys, key_len_of(slots[:, 3]).astype(np.uint8), np.ascontiguousarray(slots[:, 2:])
-
-
-def join(keys: NDArray[np.uint8], key_lens: NDArray[np.uint8], locs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return slots, int64 [N, 4], of keys and locations."""
-    slots = np.empty((len(key_lens), SLOT_BYTES // 8), np.int64)
-    slots[:, :2] = np.ascontiguousarray(keys).view(np.int64).reshape(-1, 2)
-    slots[:, 2:] = locs
-    if len(slots) and not (key_len_of(slots[:, 3]) == key_lens & (INTEGER - 1)).all():
-        raise errors.ArgumentError("locations and key lengths do not belong together", name="key_lens")
-    return slots
-
-
 def repair(files: Files, folder: str, loaded: LoadedLog, manifest: Manifest, segments: Segments) -> None:
     """Prepare a log for writing: truncate the torn end, and make all committed records durable.
 
@@ -445,7 +421,7 @@ def repair(files: Files, folder: str, loaded: LoadedLog, manifest: Manifest, seg
 
 
 def _cut_leftovers(files: Files, loaded: LoadedLog, manifest: Manifest, segments: Segments) -> None:
-    """Cut off values that a killed writer did not commit: they follow those of the snapshot and of the journal.
+    """Cut off values that a killed writer did not commit; they follow the values of the snapshot and of the journal.
 
     No reader has seen them. The cut needs no sync: after a crash the next writer makes it again.
     """
@@ -478,8 +454,8 @@ def _rewrite_copies(files: Files, loaded: LoadedLog, segments: Segments) -> None
         return
     count = loaded.position.seq - loaded.start_seq
     first = int(np.argmin(np.append(loaded.scanned.durable[:count], False)))  # the first record of a group
-    records, offsets = loaded.scanned.records[first:count], loaded.scanned.offsets[first:count]
-    for at, location in zip(value_offsets(records, offsets).tolist(), records["loc"], strict=True):
+    offsets, locations = loaded.scanned.value_offsets(first, count), loaded.scanned.records["loc"][first:count]
+    for at, location in zip(offsets.tolist(), locations, strict=True):
         if at:
             value = segments.stored(location)
             contents = read_at(value.fd, value.nbytes, value.offset)
@@ -732,7 +708,8 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], obj
         report.torn_bytes = len(read_at(loaded.fd, max(0, loaded.size - end), end).rstrip(b"\0"))
         report.unsettled_values = len(loaded.restored)
         journal = journal_path(path, manifest.journal)
-        report.problems += [_copy_problem(journal, offset) for offset in loaded.damaged_copies()]
+        copies = [] if loaded.scanned is None else damaged_copies(loaded.scanned, loaded.fd)
+        report.problems += [_copy_problem(journal, offset) for offset in copies]
         damaged: list[errors.CorruptionError] = []
         slots = loaded.live(damaged)
         loaded.close(Files())

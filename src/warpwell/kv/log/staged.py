@@ -96,9 +96,9 @@ def sealed_group(
     """
     keys, values, position = list(staged), list(staged.values()), journal.position
     group = np.empty(max(nbytes, (RECORD_BYTES + UNIT) * len(keys)), np.uint8)
-    place = segment, end, limit, address_of(group), len(group)
+    location = segment, end, limit, address_of(group), len(group)
     link = position.chain, position.seq + 1, journal.salt
-    sealed = compiled(encode_group)(items_of(keys), items_of(values), len(keys), id(bytes), *place, *link)
+    sealed = compiled(encode_group)(items_of(keys), items_of(values), len(keys), id(bytes), *location, *link)
     return (group[: footprint(sealed >> 32)], sealed >> 32, sealed & 0xFFFFFFFF) if sealed else None
 
 
