@@ -66,7 +66,7 @@ def test_near_seeds_share_no_edges(kind: str) -> None:
     graphs = [all_edges(kind, 17, degree=4, seed=seed) for seed in (0, 1, 2)]
     keys = [graph[:, 0] << 20 | graph[:, 1] for graph in graphs]
     for left, right in itertools.combinations(keys, 2):
-        # Some edges are in both by chance, more of them in the skewed graph.
+        # Some edges are in both graphs by chance, more in the skewed ones.
         assert np.isin(right, left).mean() < 0.02
 
 

@@ -235,12 +235,12 @@ def test_a_web_crawl(tmp_path: Path) -> None:
 
 
 def test_chunks_and_names_that_are_refused(tmp_path):
-    one = np.array([0])
-    for chunk in ((one,), (one, one, one, one), 5):
+    ends = np.array([0])
+    for chunk in ((ends,), (ends, ends, ends, ends), 5):
         with pytest.raises(ArgumentError, match="columns"):
             build([chunk], tmp_path / "g.ww")
     with pytest.raises(ArgumentError, match="names"):
-        build([(one, one + 1)], tmp_path / "g.ww", names=["a", "\ud800"])
+        build([(ends, ends + 1)], tmp_path / "g.ww", names=["a", "\ud800"])
     assert not list(tmp_path.iterdir())
 
 

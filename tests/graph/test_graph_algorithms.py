@@ -14,6 +14,7 @@ from tests.harness.graphs import given_rows
 from warpwell.errors import ArgumentError, FormatError
 from warpwell.graph import Graph, LoadedGraph, bfs, build, connected_components, generate, pagerank, sssp, triangles
 from warpwell.graph.algorithms.work_items import SEGMENT
+from warpwell.targets import compiler
 
 TIERS = ["storage", "host-cached", "host", "device", "mapped"]
 Edges = list[tuple[int, int, int]]
@@ -154,6 +155,19 @@ def test_buckets_of_vertices_without_edges(tmp_path: Path, tier: str) -> None:
     assert found.values.tolist() == [0, 1, 5, 9, 10, 16]
 
 
+def test_ranks_that_do_not_converge_are_logged(directed: Graph, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING", logger="warpwell.graph")
+    found = pagerank(directed, device="cpu", tolerance=1e-12, iterations=3)
+    messages = [record.getMessage() for record in caplog.records if record.name == "warpwell.graph.algorithms"]
+    assert messages == [
+        f"the ranks changed by {found.change:.3g} in the last of 3 iterations, and the tolerance is 1e-12: allow more "
+        f"iterations"
+    ]
+    pagerank(directed, device="cpu", tolerance=0.0, iterations=3)  # exactly three
+    pagerank(directed, device="cpu")
+    assert sum(record.name == "warpwell.graph.algorithms" for record in caplog.records) == 1
+
+
 def test_directed(directed: Graph) -> None:
     for source in (0, 200):
         assert np.array_equal(sssp(directed, source, device="cpu").values, expected_distances(directed, source))
@@ -187,7 +201,7 @@ def test_a_search_reads_the_pages_that_many_small_vertices_share(tmp_path: Path)
     graph = build([np.array(pairs).T, *links], tmp_path / "g.ww", undirected=True, order="degree")
     found = bfs(graph, source, device="cpu", tier="storage", cache="4MiB", page_size=4096, threads=1)
     assert np.array_equal(found.values, np.repeat([3, 1, 2, 0, -1], [4, 400, 4000, 1, ring.size]))
-    # The edges of the leaves and large vertices are on 36 pages, those of the middle vertices on 160.
+    # The edges of the leaves and large vertices are on 36 pages, and the edges of the middle vertices on 160.
     assert found.stats.bytes_read <= 50 * 4096
 
 
@@ -288,3 +302,21 @@ def test_random_graphs(
             np.minimum.at(smallest, groups, np.arange(vertices))
             assert np.array_equal(connected_components(loaded).values, smallest[groups])
             assert triangles(loaded).count == expected_triangles(graph)
+
+
+def test_no_launch_is_in_progress_while_a_kernel_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I/O threads that poll for commands take a fifth of a core from the compiler."""
+    graph = generate("kron", 6, tmp_path / "kron.ww")
+    compile_launch, in_progress = compiler.compile_launch, []
+
+    def record(*arguments: Any) -> None:
+        in_progress.append(loaded.edges.cache._in_flight)
+        compile_launch(*arguments)
+
+    with LoadedGraph(graph, device="cpu", tier="storage", cache="64KiB") as loaded:
+        monkeypatch.setattr(compiler, "compile_launch", record)
+        source = int(np.argmax(np.diff(graph.load()[0])))
+        assert bfs(loaded, source).count > 1
+        assert in_progress == [0] * len(in_progress) and len(in_progress) > 1
+        monkeypatch.undo()
+        assert loaded.edges.cache._in_flight == 0

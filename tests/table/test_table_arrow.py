@@ -80,9 +80,9 @@ def test_kernels_take_values_and_validity(tmp_path: Path) -> None:
     t = ww.table.open(path, device="cpu")
     total[50_000](t["x"].values, t["x"].valid, out, device="cpu")
     assert t["y"].valid is None
-    kept = t["y"].runs[0].values.numpy()
-    assert not kept.flags.writeable
-    assert out[0] == 75_000.0 and kept.sum() == 50_000 * 49_999 // 2
+    values = t["y"].runs[0].values.numpy()
+    assert not values.flags.writeable
+    assert out[0] == 75_000.0 and values.sum() == 50_000 * 49_999 // 2
     os.truncate(path, 8192)
     with pytest.raises(MediumError, match="truncated"):
         total[50_000](t["x"].values, t["x"].valid, out, device="cpu")

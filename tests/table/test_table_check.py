@@ -64,7 +64,8 @@ def test_a_file_without_zones_and_with_old_ones(tmp_path: Path) -> None:
     ww.table.index(path)
     assert ww.table.check(path).sound
     table = mixed(100)
-    write(path, table.set_column(0, "i4", pa.compute.add(table["i4"], 1).cast(pa.int32())))  # of the same size
+    # The new file has the same size.
+    write(path, table.set_column(0, "i4", pa.compute.add(table["i4"], 1).cast(pa.int32())))
     found = ww.table.check(path)
     assert [(problem.path, problem.offset) for problem in found.problems] == [(str(path), 0)]
 
@@ -84,9 +85,9 @@ def test_an_arrow_file_whose_offsets_lead_outside(tmp_path: Path) -> None:
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> dict[str, Any]:
     assert main(["table", *(str(a) for a in arguments), "--json"]) == code
-    said = capsys.readouterr()
-    assert said.err == ""
-    values: dict[str, Any] = json.loads(said.out)
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    values: dict[str, Any] = json.loads(captured.out)
     assert (values["schema"], values["command"]) == (1, f"table {arguments[0]}")
     return values
 
@@ -99,11 +100,11 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert made["rows"] == 3 and made["bytes_on_disk"] > 1000
     assert answer(capsys, "convert", source, path, "--append")["rows"] == 6
     shown = answer(capsys, "head", path, "--rows", "2")
-    assert [one["values"] for one in shown["columns"]] == [["ada", "bob"], [1, 2], [0.5, None]]
+    assert [column["values"] for column in shown["columns"]] == [["ada", "bob"], [1, 2], [0.5, None]]
     assert shown["columns"][2]["nulls"] == 2 and shown["columns"][2]["runs"] == 2
     assert main(["table", "head", str(path), "--columns", "x"]) == 0 and "double" in capsys.readouterr().out
     assert answer(capsys, "check", path)["sound"]
-    for given, words in (
+    for arguments, message in (
         (["convert", source, path], "--overwrite"),
         (["convert", source, tmp_path / "u.ww", "--columns", "y"], "no column 'y'"),
         (["convert", source, path, "--append", "--codes", "n"], "omit --columns"),
@@ -111,8 +112,8 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["head", source], "not an Arrow IPC file"),
         (["head", tmp_path], "folder, but not a table"),
     ):
-        assert main(["table", *map(str, given)]) == 2
-        assert words in capsys.readouterr().err
+        assert main(["table", *map(str, arguments)]) == 2
+        assert message in capsys.readouterr().err
     raw = (path / "0.arrow").read_bytes()
     (path / "0.arrow").write_bytes(raw[:500] + bytes([raw[500] ^ 1]) + raw[501:])
     found = answer(capsys, "check", path, code=1)

@@ -48,7 +48,8 @@ def test_what_is_converted_is_read_again(tmp_path: Path, name: str, monkeypatch:
     with pa.OSFile(str(path)) as file:
         assert pa.ipc.open_file(file).read_all().equals(stored(table))
     polars = pytest.importorskip("polars")
-    plain = table.drop_columns(["f2", "null", "fixed", "time"])  # Polars stops at years that Python does not have
+    # Polars fails at years that Python's datetime does not have.
+    plain = table.drop_columns(["f2", "null", "fixed", "time"])
     ww.table.convert(plain, tmp_path / "plain.arrow").close()
     for frame in (polars.read_ipc(tmp_path / "plain.arrow"), polars.scan_ipc(tmp_path / "plain.arrow").collect()):
         assert frame.equals(polars.from_arrow(stored(plain)))
@@ -138,7 +139,7 @@ APPENDED: dict[str, tuple[Any, Any, bool]] = {
     "an integer that does not fit": (pa.array([128]), pa.int8(), False),
     "a negative integer": (pa.array([-1]), pa.uint64(), False),
     "integers as floats": (pa.array([5, None]), pa.float64(), True),
-    "an integer that is no float": (pa.array([(1 << 53) + 1]), pa.float64(), False),
+    "an integer that a float cannot hold": (pa.array([(1 << 53) + 1]), pa.float64(), False),
     "integers as short floats": (pa.array([2049]), pa.float16(), False),
     "floats as integers": (pa.array([5.0, None]), pa.int32(), True),
     "a fraction": (pa.array([0.5]), pa.int32(), False),
@@ -208,12 +209,12 @@ def test_append_of_text_files(tmp_path: Path) -> None:
 
 def test_nested_columns_are_carried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING", logger="warpwell")
-    words = pa.array(["x", None, "yy"])
+    texts = pa.array(["x", None, "yy"])
     table = pa.table(
         {
             "a": [1, 2, 3],
             "list": pa.array([[1, 2], None, []], pa.large_list(pa.int8())),
-            "struct": pa.StructArray.from_arrays([words.dictionary_encode(), words.cast(pa.string_view())], ["d", "v"]),
+            "struct": pa.StructArray.from_arrays([texts.dictionary_encode(), texts.cast(pa.string_view())], ["d", "v"]),
             "map": pa.array([[("k", 1)], [], None], pa.map_(pa.string(), pa.int64())),
             "pairs": pa.array([[1, None], None, [2, 3]], pa.list_(pa.int8(), 2)),
             "month": pa.array([(1, 2, 3), None, (4, 5, 6)], pa.month_day_nano_interval()),
@@ -224,10 +225,10 @@ def test_nested_columns_are_carried(tmp_path: Path, caplog: pytest.LogCaptureFix
     with ww.table.convert(table, tmp_path / "t.ww") as t:
         assert t.arrow().to_pydict() == table.to_pydict() and not caplog.text
         assert t["runs"].type == pa.string() and t["struct"].type.field("d").type == pa.string()
-        taken = t.where([("a", "in", [1, 3])]).take()
-        assert taken.arrow().to_pylist() == [table.to_pylist()[k] for k in (0, 2)]
+        selected = t.where([("a", "in", [1, 3])]).take()
+        assert selected.arrow().to_pylist() == [table.to_pylist()[k] for k in (0, 2)]
     assert ww.table.check(tmp_path / "t.ww").sound
-    union = pa.UnionArray.from_sparse(pa.array([0, 0, 1], pa.int8()), [words, pa.array([1, 2, 3])])
+    union = pa.UnionArray.from_sparse(pa.array([0, 0, 1], pa.int8()), [texts, pa.array([1, 2, 3])])
     views = pa.array([[1], [2], [3]], pa.list_view(pa.int64()))
     wide = table.append_column("union", union).append_column("views of lists", views)
     with ww.table.convert(wide, tmp_path / "u.ww") as t:
@@ -245,7 +246,7 @@ def test_a_table_that_was_replaced(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match="overwrite=True"):
             ww.table.convert(mixed(), path)
         ww.table.convert(mixed(2000), path, overwrite=True).close()
-        assert t["f8"].arrow().equals(mixed()["f8"].combine_chunks())  # the files that were opened
+        assert t["f8"].arrow().equals(mixed()["f8"].combine_chunks())  # t still reads the files that it has opened
         with pytest.raises(FormatError, match="was replaced"):
             _ = t["f8"].values
     folder = tmp_path / "other"
@@ -284,14 +285,14 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         for k in range(160):
             yield pa.record_batch({"x": items + k})
 
-    def memory(what: str) -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) >> 10 for line in lines if line.startswith(what))
+    def memory(field: str) -> int:
+        status = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) >> 10 for line in status if line.startswith(field))
 
     with ww.table.convert(mixed(10), tmp_path / "small.ww") as t:
-        t.arrow()  # loads what is compiled
+        t.arrow()  # loads the compiled code
     with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # the peak begins anew
+        file.write("5")  # resets the peak
     before = memory("VmRSS")
     schema = pa.schema({"x": pa.float64()})
     steps: list[tuple[str, int, int]] = []
@@ -306,7 +307,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_sources(tmp_path: Path) -> None:
-    """Files, folders of files, frames: what each reads as is what pyarrow, Polars and pandas say of it."""
+    """Files, folders of files and frames are read as pyarrow, Polars and pandas read them."""
     table = pa.table({"a": [1, 2, None], "s": ["x", None, "z"], "d": [0.5, 1.5, 2.5]})
     pq = pytest.importorskip("pyarrow.parquet")
     csv = pytest.importorskip("pyarrow.csv")
@@ -342,17 +343,17 @@ def test_sources(tmp_path: Path) -> None:
     for k, source in enumerate(sources):
         with ww.table.convert(source, tmp_path / f"{k}.ww", columns=["d", "a", "s"]) as t:
             found = t.arrow().to_pydict()
-            text = [s or None for s in found.pop("s")]  # CSV tells no empty string from none
+            text = [s or None for s in found.pop("s")]  # CSV does not distinguish an empty string from a null
             assert (found, text) == ({"d": [0.5, 1.5, 2.5], "a": [1, 2, None]}, ["x", None, "z"]), source
     with ww.table.convert(tmp_path / "months", tmp_path / "m.ww") as t:
         assert t["m"].arrow().to_pylist() == [1, 1, 1, 2, 2, 2] and t["a"].nulls == 2
     (tmp_path / "bad.parquet").write_bytes(b"PAR1" + bytes(99))
-    for source, said in (
+    for source, message in (
         (tmp_path / "none", "does not exist"),
         (tmp_path / "bad.parquet", "cannot be read"),
         (3, "not a source of rows"),
         ([], "not a source of rows"),
     ):
-        with pytest.raises((ArgumentError, FormatError, FileNotFoundError), match=said):
+        with pytest.raises((ArgumentError, FormatError, FileNotFoundError), match=message):
             ww.table.convert(source, tmp_path / "x.ww")
         assert not (tmp_path / "x.ww").exists()

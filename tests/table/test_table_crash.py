@@ -12,9 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.harness.until import HANG_SECONDS
 from tests.table.test_table_arrow import mixed
 
 import warpwell as ww
+from warpwell._os import file_lock
 from warpwell.errors import SharingError
 
 NAMES = ["i4", "f8", "text"]
@@ -23,7 +25,7 @@ MORE = mixed(1111).select(NAMES)
 WATCHED = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"}
 
 step: Callable[[], None] | None = None
-"""What each step calls, while it is watched."""
+"""Callback of each step during a watched operation."""
 
 
 def _see(event: str, arguments: tuple[Any, ...]) -> None:
@@ -35,21 +37,21 @@ sys.addaudithook(_see)
 
 
 @contextmanager
-def steps(end: int, what: Callable[[], None]) -> Iterator[list[int]]:
+def steps(end: int, act: Callable[[], None]) -> Iterator[list[int]]:
     """Count steps: names that change, files that are opened or made durable; at number `end` call `what`."""
     global step
     count = [0]
 
-    def one() -> None:
+    def count_step() -> None:
         count[0] += 1
         if count[0] == end:
-            what()
+            act()
 
     def fsync(fd: int, real: Callable[[int], None] = os.fsync) -> None:
-        one()
+        count_step()
         real(fd)
 
-    real, os.fsync, step = os.fsync, fsync, one
+    real, os.fsync, step = os.fsync, fsync, count_step
     try:
         yield count
     finally:
@@ -57,16 +59,16 @@ def steps(end: int, what: Callable[[], None]) -> Iterator[list[int]]:
 
 
 def stored(*tables: Any) -> Any:
-    whole = pa.concat_tables(tables)
-    codes = whole["i4"].combine_chunks().dictionary_encode().cast(pa.dictionary(pa.uint16(), pa.int32()))
-    return whole.set_column(0, "i4", codes)
+    complete = pa.concat_tables(tables)
+    codes = complete["i4"].combine_chunks().dictionary_encode().cast(pa.dictionary(pa.uint16(), pa.int32()))
+    return complete.set_column(0, "i4", codes)
 
 
-def begin(place: Path) -> Path:
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
-    ww.table.convert(OLD, place / "t.ww", codes=["i4"]).close()
-    return place / "t.ww"
+def begin(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    ww.table.convert(OLD, folder / "t.ww", codes=["i4"]).close()
+    return folder / "t.ww"
 
 
 def append(path: Path) -> None:
@@ -84,10 +86,10 @@ def create(path: Path) -> None:
 def states(act: Callable[[Path], None], path: Path) -> tuple[str, bool]:
     """Return which of the two tables is there: "old" or "new"."""
     if act is create:
-        other = path.with_name("new.ww")
-        if not other.exists():
+        created = path.with_name("new.ww")
+        if not created.exists():
             return "old", True
-        path = other
+        path = created
     with ww.table.open(path) as t:
         found = t.arrow()
     assert ww.table.check(path).sound
@@ -98,10 +100,10 @@ def states(act: Callable[[Path], None], path: Path) -> tuple[str, bool]:
     return ("new" if is_new else "old"), True
 
 
-def killed_at_each_step(place: Path, act: Callable[[Path], None]) -> None:
-    path = begin(place / "d")
-    shutil.copytree(path, place / "kept")
-    seen = []
+def killed_at_each_step(folder: Path, act: Callable[[Path], None]) -> None:
+    path = begin(folder / "d")
+    shutil.copytree(path, folder / "kept")
+    contents = []
     for end in range(1, 1000):
         child = os.fork()
         if child == 0:
@@ -109,20 +111,20 @@ def killed_at_each_step(place: Path, act: Callable[[Path], None]) -> None:
                 act(path)
             os._exit(0)
         done = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        seen.append(states(act, path)[0])
+        contents.append(states(act, path)[0])
         if done == 0:
             break
         assert done == 9
-        if act is append and end % 4 == 0:  # what was left does not stop the next one
+        if act is append and end % 4 == 0:  # leftovers do not stop the next append
             append(path)
             assert "parts.json" in os.listdir(path)
             assert not [p for p in path.iterdir() if p.name.startswith(".")]
-        if seen[-1] == "new" or end % 4 == 0:
-            for one in path.parent.iterdir():
-                shutil.rmtree(one)
-            shutil.copytree(place / "kept", path)
-    assert seen[0] == "old" and seen[-1] == "new" and len(seen) > 20
-    assert seen == sorted(seen, key=["old", "new"].index)
+        if contents[-1] == "new" or end % 4 == 0:
+            for entry in path.parent.iterdir():
+                shutil.rmtree(entry)
+            shutil.copytree(folder / "kept", path)
+    assert contents[0] == "old" and contents[-1] == "new" and len(contents) > 20
+    assert contents == sorted(contents, key=["old", "new"].index)
 
 
 @pytest.mark.quick("append")
@@ -132,7 +134,7 @@ def test_killed_at_each_step(tmp_path: Path, act: Callable[[Path], None]) -> Non
     # forks of a process with all that other tests have compiled take a quarter of a second each
     campaign = multiprocessing.get_context("spawn").Process(target=killed_at_each_step, args=(tmp_path, act))
     campaign.start()
-    campaign.join(100)
+    campaign.join(HANG_SECONDS)
     campaign.kill()
     campaign.join()
     assert campaign.exitcode == 0, "its assertion is on standard error"
@@ -145,26 +147,26 @@ def test_interrupted_at_each_step(tmp_path: Path, act: Callable[[Path], None]) -
 
     path = begin(tmp_path / "d")
     shutil.copytree(path, tmp_path / "kept")
-    seen = []
+    contents = []
     for end in range(1, 1000):
         try:
             with steps(end, interrupt) as count:
                 act(path)
         except KeyboardInterrupt:
             pass
-        seen.append(states(act, path)[0])
-        names = {"t.ww", "new.ww"} if act is create and seen[-1] == "new" else {"t.ww"}
+        contents.append(states(act, path)[0])
+        names = {"t.ww", "new.ww"} if act is create and contents[-1] == "new" else {"t.ww"}
         assert {p.name for p in path.parent.iterdir()} == names, end
-        parts = {"0", "1"} if act is append and seen[-1] == "new" else {"0"}
+        parts = {"0", "1"} if act is append and contents[-1] == "new" else {"0"}
         files = {f"{part}.arrow{ending}" for part in parts for ending in ("", ".zones")}
         assert set(os.listdir(path)) == {*files, "parts.json"}, end
         if count[0] < end:
             break
-        if seen[-1] == "new":
-            for one in path.parent.iterdir():
-                shutil.rmtree(one)
+        if contents[-1] == "new":
+            for entry in path.parent.iterdir():
+                shutil.rmtree(entry)
             shutil.copytree(tmp_path / "kept", path)
-    assert seen[0] == "old" and seen[-1] == "new" and len(seen) > 20
+    assert contents[0] == "old" and contents[-1] == "new" and len(contents) > 20
 
 
 def test_two_that_append(tmp_path: Path) -> None:
@@ -179,28 +181,39 @@ def test_two_that_append(tmp_path: Path) -> None:
     assert states(append, path)[0] == "new"
 
 
-def test_who_waits_to_append_is_next(tmp_path: Path) -> None:
-    """However often somebody else begins another append meanwhile."""
+def test_who_waits_to_append_is_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that appends repeatedly cannot overtake it."""
+    waiting = threading.current_thread()
+    counts: list[int] = []  # number of appends when `waiting` becomes the next one, and when it appends
+
+    @contextmanager
+    def counting_lock(*arguments: Any) -> Iterator[bool]:
+        with file_lock(*arguments) as is_held:
+            if threading.current_thread() is waiting:
+                counts.append(len(appended))
+            yield is_held
+
+    monkeypatch.setattr(sys.modules["warpwell.table.convert"], "file_lock", counting_lock)
     path = begin(tmp_path / "d")
     few = MORE.slice(0, 3)
-    began, ended, mine = threading.Event(), threading.Event(), []
+    began, ended, appended = threading.Event(), threading.Event(), []
 
     def again_and_again() -> None:
-        while not ended.is_set() and len(mine) < 500:
-            mine.append(ww.table.append(path, few))
+        while not ended.is_set() and len(appended) < 500:
+            appended.append(ww.table.append(path, few))
             began.set()
 
     greedy = threading.Thread(target=again_and_again)
     greedy.start()
-    assert began.wait(60)
+    assert began.wait(HANG_SECONDS)
     for _ in range(3):
-        before = len(mine)
+        counts.clear()
         ww.table.append(path, few)
-        assert len(mine) - before <= 4
+        assert counts[1] - counts[0] <= 1
     ended.set()
-    greedy.join(60)
+    greedy.join(HANG_SECONDS)
     with ww.table.open(path) as t:
-        assert t.rows == 900 + 3 * (len(mine) + 3)
+        assert t.rows == 900 + 3 * (len(appended) + 3)
 
 
 def test_a_source_that_fails_in_the_middle(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files of every odd kind: what is in them, or a clear error, and nothing left open. Files that are cut while open."""
+"""Unusual files are read correctly or raise a clear error, and nothing stays open. Files that are cut while open."""
 
 import datetime
 import gc
@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
+from tests.harness.threads import run_threads
+from tests.harness.until import HANG_SECONDS
 from tests.table.test_table_arrow import mixed, write
 
 import warpwell as ww
@@ -45,8 +47,8 @@ def delta_dictionaries(path: Path) -> None:
 def replaced_dictionaries(path: Path) -> None:
     schema = pa.schema([("a", pa.dictionary(pa.int8(), pa.string()))])
     with pa.ipc.new_stream(str(path), schema) as out:
-        for words in (["x", "y"], ["p", "q"]):
-            part = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), words)
+        for values in (["x", "y"], ["p", "q"]):
+            part = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), values)
             out.write_batch(pa.record_batch([part], schema))
 
 
@@ -80,15 +82,15 @@ RIGHT: dict[str, Callable[[Path], object]] = {
     ),
     "a dictionary of numbers": lambda p: write(p, pa.table({"a": pa.array([1.5, 2.5, 1.5]).dictionary_encode()})),
     "an extension type": lambda p: write(p, pa.table({"a": pa.array([b"0123456789abcdef"] * 3, pa.uuid())})),
-    "names that nobody expects": lambda p: write(p, pa.table({"": [1], "../x": [2], "ä\n": [3]})),
+    "unusual names": lambda p: write(p, pa.table({"": [1], "../x": [2], "ä\n": [3]})),
     "lists with nulls": lambda p: write(p, pa.table({"a": pa.array([[1, 2], None], pa.list_(pa.int8(), 2))})),
 }
 
 
-def same(found: Any, wanted: Any) -> bool:
+def same(found: Any, expected: Any) -> bool:
     if pa.types.is_dictionary(found.type):
-        return bool(found.to_pylist() == wanted.to_pylist())
-    return bool(found.equals(wanted.combine_chunks()))
+        return bool(found.to_pylist() == expected.to_pylist())
+    return bool(found.equals(expected.combine_chunks()))
 
 
 def write_batches(path: Path, tables: list[Any]) -> None:
@@ -105,11 +107,11 @@ def test_files_that_are_read_right(tmp_path: Path, case: str) -> None:
     before = descriptors()
     stream = not path.read_bytes().startswith(b"ARROW1")
     with pa.OSFile(str(path)) as file:
-        wanted = (pa.ipc.open_stream if stream else pa.ipc.open_file)(file).read_all()
+        expected = (pa.ipc.open_stream if stream else pa.ipc.open_file)(file).read_all()
     with ww.table.open(path) as t:
-        assert t.rows == len(wanted) and t.schema == wanted.schema
+        assert t.rows == len(expected) and t.schema == expected.schema
         for number in range(len(t.names)):
-            found, column = t[number].arrow(), wanted.column(number)
+            found, column = t[number].arrow(), expected.column(number)
             assert same(found, column) and found.type == column.type
             found.validate(full=True)
             for first in range(0, t.rows, 7):
@@ -118,13 +120,13 @@ def test_files_that_are_read_right(tmp_path: Path, case: str) -> None:
     assert descriptors() <= before
 
 
-def words(path: Path) -> bytes:
+def stream_bytes(path: Path) -> bytes:
     write(path, ROWS)
     return path.read_bytes()
 
 
 def cut(part: float) -> Callable[[Path], object]:
-    return lambda p: p.write_bytes(words(p)[: int(len(words(p)) * part)])
+    return lambda p: p.write_bytes(stream_bytes(p)[: int(len(stream_bytes(p)) * part)])
 
 
 WRONG: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
@@ -163,12 +165,12 @@ WRONG: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_files_that_are_refused(tmp_path: Path, case: str) -> None:
-    make, error, said = WRONG[case]
+    make, error, message = WRONG[case]
     path = tmp_path / "t.arrow"
     make(path)
     before = descriptors()
     for opener in (ww.table.open, ww.table.check):
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             opener(path)
     assert descriptors() <= before
 
@@ -206,13 +208,13 @@ def test_columns_that_kernels_do_not_take(tmp_path: Path) -> None:
 @pytest.mark.quick("True")
 @pytest.mark.parametrize("stream", [False, True])
 def test_hostile_words(tmp_path: Path, stream: bool) -> None:
-    """In a process of its own: what goes wrong there could end this one."""
+    """Runs in a separate process, because a fault could end this one."""
     path = write(tmp_path / "t.arrow", mixed(10), stream=stream, rows=6)
     done = subprocess.run(
         [sys.executable, "-m", "tests.harness.tables.hostile", str(path), "0", "300"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_SECONDS,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     counts = eval(done.stdout)
@@ -222,9 +224,9 @@ def test_hostile_words(tmp_path: Path, stream: bool) -> None:
 def test_a_file_that_is_cut_while_it_is_open(tmp_path: Path) -> None:
     path = write(tmp_path / "t.arrow", pa.table({"x": pa.array(np.ones(100_000)), "s": ["word"] * 100_000}))
     t = ww.table.open(path, device="cpu")
-    kept, text = t["x"].runs[0].values.numpy(), t["s"].arrow(99_000, 1000)
+    values, text = t["x"].runs[0].values.numpy(), t["s"].arrow(99_000, 1000)
     os.truncate(path, 8192)
-    assert kept.sum() < 100_000  # zeros, and no signal
+    assert values.sum() < 100_000  # reads zeros, and raises no SIGBUS
     assert len(text.to_pylist()) == 1000
     for name in ("x", "s"):
         with pytest.raises(MediumError, match="truncated"):
@@ -253,7 +255,6 @@ def test_threads_use_one_table_side_by_side(tmp_path: Path) -> None:
     rows = pa.table({name: pa.array(range(100)) for name in names})
     ww.table.convert(rows, tmp_path / "t.ww").close()
     ww.table.append(tmp_path / "t.ww", rows)
-    wrong: list[BaseException] = []
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     before = descriptors()
@@ -262,23 +263,15 @@ def test_threads_use_one_table_side_by_side(tmp_path: Path) -> None:
             with ww.table.open(tmp_path / "t.ww") as t:
                 ready = threading.Barrier(3)
 
-                def use(t: ww.table.Table = t, ready: threading.Barrier = ready) -> None:
-                    ready.wait(30)
-                    try:
-                        for name in names:
-                            assert len(t.where([(name, "<", 5)])) == 10
-                    except BaseException as error:
-                        wrong.append(error)
+                def use(t: ww.table.Table, ready: threading.Barrier) -> None:
+                    ready.wait(HANG_SECONDS)
+                    for name in names:
+                        assert len(t.where([(name, "<", 5)])) == 10
 
-                threads = [threading.Thread(target=use) for _ in range(3)]
-                for one in threads:
-                    one.start()
-                for one in threads:
-                    one.join()
+                run_threads(use, [(t, ready)] * 3)
     finally:
         sys.setswitchinterval(interval)
-    assert not wrong
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_a_table_that_is_closed_while_threads_use_it(tmp_path: Path) -> None:
@@ -290,7 +283,7 @@ def test_a_table_that_is_closed_while_threads_use_it(tmp_path: Path) -> None:
         ready = threading.Barrier(3)
 
         def use(t: ww.table.Table = t, ready: threading.Barrier = ready) -> None:
-            ready.wait(30)
+            ready.wait(HANG_SECONDS)
             try:
                 for k in range(12):
                     assert t[k].runs
@@ -300,16 +293,16 @@ def test_a_table_that_is_closed_while_threads_use_it(tmp_path: Path) -> None:
                 wrong.append(error)
 
         threads = [threading.Thread(target=use) for _ in range(2)]
-        for one in threads:
-            one.start()
-        ready.wait(30)
+        for thread in threads:
+            thread.start()
+        ready.wait(HANG_SECONDS)
         time.sleep(0.0005 * round_)
         t.close()
-        for one in threads:
-            one.join()
+        for thread in threads:
+            thread.join()
     del t, use, threads
     assert not wrong
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 @pytest.mark.slow
@@ -330,19 +323,19 @@ def test_more_files_than_the_limit_of_a_shell(tmp_path: Path) -> None:
 
 def test_coded_dates_that_python_does_not_have(tmp_path: Path) -> None:
     days = pa.array([-(2**31), 0, 2**31 - 1], pa.date32())
-    late = pa.array([-(2**53), 0, 2**53], pa.date64())
-    with ww.table.convert(pa.table({"d": days, "m": late}), tmp_path / "t.ww", codes=["d", "m"]) as t:
+    extreme_dates = pa.array([-(2**53), 0, 2**53], pa.date64())
+    with ww.table.convert(pa.table({"d": days, "m": extreme_dates}), tmp_path / "t.ww", codes=["d", "m"]) as t:
         for name in ("d", "m"):
             assert t.where([(name, ">", datetime.date(2000, 1, 1))]).numpy().tolist() == [2]
             rows = t.where([(name, "!=", datetime.date(1970, 1, 1))])
             assert rows.numpy().tolist() == [0, 2]
-            column = days if name == "d" else late
+            column = days if name == "d" else extreme_dates
             assert t[name].arrow().dictionary_decode().equals(column)
             assert rows.take(name)[name].combine_chunks().dictionary_decode().equals(column.take([0, 2]))
-    write(tmp_path / "t.arrow", pa.table({"m": late.dictionary_encode()}))
+    write(tmp_path / "t.arrow", pa.table({"m": extreme_dates.dictionary_encode()}))
     with ww.table.open(tmp_path / "t.arrow") as t:
-        assert t["m"].arrow().equals(late.dictionary_encode())
-    ww.table.append(tmp_path / "t.ww", pa.table({"d": days, "m": late.dictionary_encode()}))
+        assert t["m"].arrow().equals(extreme_dates.dictionary_encode())
+    ww.table.append(tmp_path / "t.ww", pa.table({"d": days, "m": extreme_dates.dictionary_encode()}))
 
 
 def test_values_of_no_bytes_and_nulls_of_columns_that_are_not_compared(tmp_path: Path) -> None:
@@ -371,7 +364,7 @@ def test_data_frames_that_are_described_wrongly(tmp_path: Path, description: byt
 def test_two_columns_of_one_name_have_no_numpy_arrays_by_name(tmp_path: Path) -> None:
     rows = pa.table([[1, 2], [3, 4], [5, 6]], ["a", "a", "b"])
     with ww.table.convert(rows, tmp_path / "t.ww") as t:
-        taken = t.where([("b", ">", 5)]).take()
-        assert taken.arrow().equals(rows.slice(1))
+        selected = t.where([("b", ">", 5)]).take()
+        assert selected.arrow().equals(rows.slice(1))
         with pytest.raises(ArgumentError, match="one name"):
-            taken.numpy()
+            selected.numpy()

@@ -100,7 +100,7 @@ def values(column: Any) -> list[str]:
     """Return the values of a column as text that does not depend on a library's name of their type."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    if pa.types.is_duration(column.type):  # an interval for DuckDB
+    if pa.types.is_duration(column.type):  # DuckDB returns durations as intervals
         column = pa.array([None if k is None else (0, 0, 1000 * k) for k in column.cast("int64").to_pylist()], INTERVAL)
     elif pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("ns")).cast(pa.int64())

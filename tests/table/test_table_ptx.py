@@ -1,4 +1,4 @@
-"""The kernel of filters compiles for a GPU, whatever holds the words of a table."""
+"""The kernel of filters compiles for a GPU for each kind of array of words."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.ptx
 @pytest.mark.parametrize("cached", [True, False])
 def test_filters_compile(cached):
     kind = ViewStatic("<i8", 1, cached, writable=False, full=False, aligned=True, stride=8, packed=True)
-    words = ArrayView(kind, {n: (0 if c is None else (0,) * c) for n, c in ArrayView.layout(kind)})
+    view = ArrayView(kind, {n: (0 if c is None else (0,) * c) for n, c in ArrayView.layout(kind)})
     numbers = np.zeros(1, np.int64)
-    text = run_cuda.ptx(select, (words, numbers, numbers, 3, 0, 0, 0, numbers))
+    text = run_cuda.ptx(select, (view, numbers, numbers, 3, 0, 0, 0, numbers))
     assert "atom.relaxed.gpu.global.or.b64" in text
     assert ("ld.relaxed.gpu.global.v2.u64" in text) == cached  # spans of words

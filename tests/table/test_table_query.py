@@ -107,8 +107,8 @@ def test_several_comparisons_columns_and_a_limit(path, capsys):
 
 def test_what_is_read(path, capsys):
     found = query(path, capsys, "--where", "count", ">", "2", "--columns", "day", "--explain")
-    assert [one["column"] for one in found["filters"]] == ["count"] and found["filters"][0]["wanted"] == 5
-    assert [(one["column"], one["wanted"], one["commands"]) for one in found["columns"]] == [("day", 8, 1)]
+    assert [report["column"] for report in found["filters"]] == ["count"] and found["filters"][0]["wanted"] == 5
+    assert [(report["column"], report["wanted"], report["commands"]) for report in found["columns"]] == [("day", 8, 1)]
 
 
 @pytest.mark.parametrize("ending", ["csv", "arrow", "feather", "parquet"])
@@ -187,10 +187,10 @@ def test_values_that_python_or_json_does_not_have(capsys, tmp_path):
         text = capsys.readouterr().out
         assert "-Infinity" in str(json.loads(text, parse_constant=strict)) and str(2**62) in text
     out = str(tmp_path / "rows.csv")
-    given = ["--where", "x", "<", "0", "--device", "cpu", "--out", out]
-    assert main(["table", "query", str(tmp_path / "t.ww"), *given]) == 2
+    arguments = ["--where", "x", "<", "0", "--device", "cpu", "--out", out]
+    assert main(["table", "query", str(tmp_path / "t.ww"), *arguments]) == 2
     assert "--columns" in capsys.readouterr().err
-    assert [one.name for one in tmp_path.iterdir()] == ["t.ww"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t.ww"]
 
 
 def test_without_pandas(path, monkeypatch):

@@ -101,37 +101,37 @@ def stored(table: Any, coded: list[str]) -> Any:
     return pa.table(columns, pa.schema(fields))
 
 
-def same(found: Any, wanted: Any) -> bool:
-    """Equal, with NaN equal to NaN: what is stored, bit for bit, is compared by `to_pylist`'s text."""
-    return bool(found.schema == wanted.schema) and str(found.to_pydict()) == str(wanted.to_pydict())
+def same(found: Any, expected: Any) -> bool:
+    """Return True if two tables are equal, with NaN equal to NaN; the text form compares the stored values."""
+    return bool(found.schema == expected.schema) and str(found.to_pydict()) == str(expected.to_pydict())
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tables_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tables")
 
 
 @settings(
     max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
-@given(given=tables())
-def test_files_and_folders_give_back_what_was_written(place: Path, given: tuple[Any, list[str], int]) -> None:
-    table, coded, piece = given
-    path, folder = place / "t.arrow", place / "t.ww"
+@given(case=tables())
+def test_files_and_folders_give_back_what_was_written(tables_folder: Path, case: tuple[Any, list[str], int]) -> None:
+    table, coded, piece = case
+    path, folder = tables_folder / "t.arrow", tables_folder / "t.ww"
     shutil.rmtree(folder, ignore_errors=True)
     with pa.ipc.new_stream(str(path), table.schema) as out:
         out.write_table(table, max_chunksize=piece)
     pieces = table.to_reader(max_chunksize=piece)
-    wanted = stored(table, coded)
+    expected = stored(table, coded)
     with ww.table.open(path) as t:
         assert same(t.arrow(), table) and t.rows == len(table)
     with ww.table.convert(pieces, folder, codes=coded) as t:
-        assert same(t.arrow(), wanted)
+        assert same(t.arrow(), expected)
         half = len(table) // 2
-        assert same(t.arrow(half, len(table) - half), wanted.slice(half))
-        assert [t[k].nulls for k in range(len(t.names))] == [column.null_count for column in wanted.columns]
+        assert same(t.arrow(half, len(table) - half), expected.slice(half))
+        assert [t[k].nulls for k in range(len(t.names))] == [column.null_count for column in expected.columns]
     if len(table):
         ww.table.append(folder, path)
         with ww.table.open(folder) as t:
-            assert same(t.arrow(), pa.concat_tables([wanted, wanted]))
+            assert same(t.arrow(), pa.concat_tables([expected, expected]))
     assert ww.table.check(folder).sound

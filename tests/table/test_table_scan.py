@@ -13,6 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from tests.harness import table_frames, table_queries
+from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
 from warpwell import errors
@@ -52,9 +53,9 @@ def test_a_thousand_queries(written):  # with zone maps and without
     assert table_frames.first_difference(ww.table.scan(path), frame, 2, 1000) is None
 
 
-def _first_rows_of_matches(path, schema, names, predicate, n_rows, *rest):
-    kept = n_rows if predicate is None else None
-    return _FRAMES(path, schema, names, predicate, kept, *rest)
+def _first_rows_of_matches(path, schema, names, predicate, n_rows, *more):
+    limit = n_rows if predicate is None else None
+    return _FRAMES(path, schema, names, predicate, limit, *more)
 
 
 def _last_first(calls, workers=None):
@@ -67,7 +68,10 @@ def _last_column_first(table):
 
 FAULTS = {
     "rows are counted after the predicate": ("_frames", _first_rows_of_matches),
-    "rows of a chunk are taken as those of the table": ("take", lambda c, n, r: _TAKE(c, n - n[:1] // 500 * 500, r)),
+    "row numbers of a chunk are used as row numbers of the table": (
+        "take",
+        lambda c, n, r: _TAKE(c, n - n[:1] // 500 * 500, r),
+    ),
     "null is true": ("mask_of", lambda f, p: _EVALUATED(f, p.fill_null(True))),
     "chunks come in another order": ("in_order", _last_first),
     "columns come in the table's order": ("to_polars", _last_column_first),
@@ -102,7 +106,7 @@ BLOCK_FAULTS = {
 _COMPARE, _CONDITION_OF = predicate.compare, predicate._condition_of
 
 
-_KNOWN = [
+_PRUNABLE = [
     pl.col("f64") > 100.0,
     pl.col("f64") == 30.0,
     pl.lit(7) > pl.col("i64"),
@@ -128,7 +132,7 @@ _UNKNOWN = [
 def _blocks(path, frame):
     """Return, for each predicate, whether all matching rows are kept, and whether all blocks are."""
     with ww.table.open(path) as table:
-        for expression in _KNOWN + _UNKNOWN:
+        for expression in _PRUNABLE + _UNKNOWN:
             columns = {name: table[name] for name in expression.meta.root_names()}
             schema = frame.select(list(columns)).schema
             condition = predicate.pushed_down(expression, schema, lambda name: table[name].type)
@@ -146,8 +150,8 @@ def test_a_block_left_out_wrongly_is_found(written, monkeypatch, fault):
 
 @pytest.mark.parametrize("written", ["indexed"], indirect=True)
 def test_blocks_that_cannot_match_are_left_out(written):
-    known, unknown = (len(one) for one in (_KNOWN, _UNKNOWN))
-    assert list(_blocks(*written)) == [(True, False)] * known + [(True, True)] * unknown
+    prunable, unknown = (len(expressions) for expressions in (_PRUNABLE, _UNKNOWN))
+    assert list(_blocks(*written)) == [(True, False)] * prunable + [(True, True)] * unknown
 
 
 @pytest.mark.parametrize(("unit", "limits"), [(512, {5e-4: 1.3, 1e-2: 4.5}), (4096, {5e-4: 2.4, 1e-2: 5.7})])
@@ -162,12 +166,12 @@ def test_sparse_rows_are_read_in_blocks_of_the_drive(tmp_path, monkeypatch, unit
             rows = opened.where([("a", "<", share)])
             reads = [*rows.explain(), *rows.explain(list("bcdef"))]
             assert sum(each.read for each in reads) <= limit * sum(each.wanted for each in reads), share
-        reads = opened.where([("a", "<", 0.9)]).explain(["b"])  # dense: through the page cache
+        reads = opened.where([("a", "<", 0.9)]).explain(["b"])  # dense rows are read through the page cache
         assert reads[0].read == table["b"].nbytes // 4096 * 4096 + 4096 and reads[0].commands == 65
 
 
 def test_only_the_pages_of_matching_rows_are_read(tmp_path, monkeypatch):
-    monkeypatch.undo()  # chunks as they are
+    monkeypatch.undo()  # restores the original chunk size
     monkeypatch.setenv("WARPWELL_READ_GAP_BYTES", "0")
     rows = 1 << 20
     random = np.random.default_rng(1)
@@ -192,7 +196,7 @@ def test_rows_come_in_batches_of_the_size_asked_for(written):
     schema = module._schema(ww.table.open(path, device="cpu"))
     for where in (None, pl.col("i8") > -200):
         frames = list(module._frames(str(path), schema, ["i8", "f64"], where, 1000, 64, ww.table.IoCounters()))
-        assert all(0 < len(one) <= 64 for one in frames) and frames[0].columns == ["i8", "f64"]
+        assert all(0 < len(batch) <= 64 for batch in frames) and frames[0].columns == ["i8", "f64"]
     assert sum(map(len, frames)) == frame.head(1000)["i8"].count()
 
 
@@ -247,7 +251,7 @@ def test_an_empty_table(tmp_path):
 
 @pytest.mark.parametrize("direct", [False, True])
 def test_what_explain_counts_is_what_the_system_reads(tmp_path, direct):
-    # rows far from one another, in a file that the page cache has dropped; nothing beside them
+    # rows far from one another, in a file that the page cache has dropped; no other reads
     rows, path = 1 << 19, tmp_path / "t.arrow"
     random = np.random.default_rng(2)
     table = pa.table({name: random.random(rows) for name in ("key", "a", "b")})
@@ -261,11 +265,11 @@ def test_what_explain_counts_is_what_the_system_reads(tmp_path, direct):
     with ww.table.open(path, device="cpu", direct=direct) as opened:
         before = _bytes_read()
         again = opened.where([("key", "<", 1e-3)])
-        taken = again.take(["a", "b"])
+        selected = again.take(["a", "b"])
         read = _bytes_read() - before
-        said = sum(one.from_storage for one in again.explain())
-    assert len(taken) == len(chosen) and sum(one.read for one in again.explain()) >= said
-    assert abs(read - said) <= 0.03 * said + 64 * 1024, (read, said)
+        reported = sum(read_report.from_storage for read_report in again.explain())
+    assert len(selected) == len(chosen) and sum(read_report.read for read_report in again.explain()) >= reported
+    assert abs(read - reported) <= 0.03 * reported + 64 * 1024, (read, reported)
 
 
 def _bytes_read():
@@ -309,5 +313,7 @@ entered.wait()
 
 def test_a_program_that_exits_during_a_query(written):
     """The thread of Polars that runs the query would abort the process when it needs the interpreter again."""
-    done = subprocess.run([sys.executable, "-c", _EXIT, str(written[0])], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", _EXIT, str(written[0])], capture_output=True, text=True, timeout=HANG_SECONDS
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

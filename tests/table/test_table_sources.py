@@ -74,14 +74,14 @@ CSV: dict[str, tuple[list[str], Any, list[Any]]] = {
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("case", CSV)
 def test_types_of_csv(tmp_path: Path, case: str) -> None:
-    lines, kind, values = CSV[case]
+    fields, kind, values = CSV[case]
     path = tmp_path / "a.csv"
-    path.write_text("n,a\n" + "".join(f"{number},{line}\n" for number, line in enumerate(lines)))
+    path.write_text("n,a\n" + "".join(f"{number},{line}\n" for number, line in enumerate(fields)))
     found = converted(tmp_path, path)
     assert found["a"].type == kind
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
         found = found.set_column(1, "a", found["a"].cast(pa.timestamp("us", kind.tz)))
-    assert found["a"].to_pylist() == values and found["n"].to_pylist() == list(range(len(lines)))
+    assert found["a"].to_pylist() == values and found["n"].to_pylist() == list(range(len(fields)))
     packed = tmp_path / "a.csv.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     assert converted(tmp_path, packed, columns=["a"]).schema == pa.schema([("a", kind)])
@@ -185,7 +185,7 @@ def test_other_files_in_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
 
 def test_folders_without_permission() -> None:
-    """The message names the folder, neither a temporary file in it nor another reason."""
+    """The message names the folder, and no temporary file or other reason."""
     rows = pa.table({"a": [1]})
     with tempfile.TemporaryDirectory(dir="/tmp") as name:  # pytest's folders are closed to other users
         folder = Path(name)
@@ -230,7 +230,7 @@ def test_keys_of_folders(tmp_path: Path) -> None:
 
 
 def test_tables_as_sources(tmp_path: Path) -> None:
-    """The files beside the rows, such as zone maps, are no rows."""
+    """Other files of the folder, such as zone maps, are not read as rows."""
     table = pa.table({"a": [1, 2]})
     (tmp_path / "in").mkdir()
     ww.table.convert(table, tmp_path / "in" / "x.ww").close()

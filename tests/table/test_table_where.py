@@ -1,4 +1,4 @@
-"""Filters select the rows that pyarrow selects; what is taken of them is what pyarrow takes."""
+"""Filters select the same rows as pyarrow, and `take` returns the same values."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_filters_select_what_pyarrow_selects(written):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_thousand_filters(written, monkeypatch):
-    monkeypatch.undo()  # chunks as they are
+    monkeypatch.undo()  # restores the original chunk size
     path, table = written
     with ww.table.open(path, device="cpu") as opened:
         assert table_queries.first_difference(opened, table, 2, 2000) is None
@@ -166,32 +166,33 @@ def test_taken_rows_are_those_of_pyarrow(written):
     path, table = written
     with ww.table.open(path, device="cpu") as opened:
         rows = opened.where([("i8", ">=", 0)])
-        taken = rows.take()
-        for name in table.column_names:  # as text, for NaN is equal to nothing
-            assert str(taken[name].to_pylist()) == str(table[name].take(rows.numpy()).to_pylist()), name
-            assert taken[name].type == table[name].type
-        assert taken.names == table.column_names and len(taken) == len(rows)
+        selected = rows.take()
+        for name in table.column_names:  # compared as text, because NaN is not equal to itself
+            assert str(selected[name].to_pylist()) == str(table[name].take(rows.numpy()).to_pylist()), name
+            assert selected[name].type == table[name].type
+        assert selected.names == table.column_names and len(selected) == len(rows)
         assert rows.take("text").arrow().column_names == ["text"]
         assert np.array_equal(np.from_dlpack(rows), rows.numpy())
-        some = rows.take(["no nulls", "f64"])
-        assert np.array_equal(some.numpy()["no nulls"], table["no nulls"].to_numpy()[rows.numpy()])
-        assert some.polars().equals(__import__("polars").from_arrow(some.arrow()))
-        assert np.array_equal(rows.head(3).take("no nulls").numpy()["no nulls"], some.numpy()["no nulls"][:3])
+        two_columns = rows.take(["no nulls", "f64"])
+        assert np.array_equal(two_columns.numpy()["no nulls"], table["no nulls"].to_numpy()[rows.numpy()])
+        assert two_columns.polars().equals(__import__("polars").from_arrow(two_columns.arrow()))
+        assert np.array_equal(rows.head(3).take("no nulls").numpy()["no nulls"], two_columns.numpy()["no nulls"][:3])
         filters = [("i8", ">=", pa.scalar(0)), ("i8", "in", pa.array(range(128), pa.int8()))]
-        assert np.array_equal(opened.where(filters).numpy(), rows.numpy())  # what `take` and Arrow return is a literal
-        for number in range(8):  # one column twice, of one row: its bytes have several sizes
-            one = where.Selection(opened, np.array([number])).take(["text", "i8", "text"]).arrow()
+        # Scalars and arrays of Arrow are valid literals.
+        assert np.array_equal(opened.where(filters).numpy(), rows.numpy())
+        for number in range(8):  # one row, and one column twice: the texts have different lengths
+            single = where.Selection(opened, np.array([number])).take(["text", "i8", "text"]).arrow()
             expected = table["text"][number : number + 1].to_pylist()
-            assert one.column(0).to_pylist() == one.column(2).to_pylist() == expected
-        none = opened.where([("i8", "in", [])])
-        assert len(none) == 0 and not none and len(none.take()) == 0
+            assert single.column(0).to_pylist() == single.column(2).to_pylist() == expected
+        empty = opened.where([("i8", "in", [])])
+        assert len(empty) == 0 and not empty and len(empty.take()) == 0
 
 
 def test_gathered_columns_are_those_that_are_taken(written):
     path, table = written
     with ww.table.open(path, device="cpu") as opened:
-        for given in ([("i8", ">=", 0)], [("i8", "in", [])]):
-            rows = opened.where(given)
+        for filters in ([("i8", ">=", 0)], [("i8", "in", [])]):
+            rows = opened.where(filters)
             found = rows.gather("no nulls")["no nulls"]
             assert found.dtype == np.int64 and np.array_equal(found, table["no nulls"].to_numpy()[rows.numpy()])
         for name, why in (("i8", "nulls"), ("text", "nulls")):
@@ -236,10 +237,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("given", "reason"), REFUSED)
-def test_a_literal_that_does_not_fit_is_refused(written, given, reason):
+@pytest.mark.parametrize(("condition", "reason"), REFUSED)
+def test_a_literal_that_does_not_fit_is_refused(written, condition, reason):
     with ww.table.open(written[0], device="cpu") as opened, pytest.raises(errors.ArgumentError, match=reason):
-        opened.where([given])
+        opened.where([condition])
 
 
 LITERALS = [
@@ -269,12 +270,12 @@ def test_a_literal_of_another_type(written, name, literal, plain):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "filters",
     [None, [], [[]], "a > 3", [("a", ">")], [("a", "is null", 3, 4)], [3], ("i8", ">", 3), [[("i8", ">", 3)], 3]],
 )
-def test_filters_of_another_form_are_refused(written, given):
+def test_filters_of_another_form_are_refused(written, filters):
     with ww.table.open(written[0], device="cpu") as opened, pytest.raises(errors.ArgumentError, match="filters"):
-        opened.where(given)
+        opened.where(filters)
 
 
 def test_types_that_are_not_compared_are_named(tmp_path):

@@ -62,9 +62,9 @@ def test_columns_of_many_rows(tmp_path: Any, options: str) -> None:
     with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as writer:
         writer.write_table(table, max_chunksize=70_001)
     with ww.table.open(tmp_path / "t.arrow", device="cuda", **OPTIONS[options]) as opened:
-        for given in ([("i8", "<", 3)], [("u16", "in", [1, 5])], [("f32", ">", 0.5), ("u16", "!=", 4)]):
-            rows = opened.where(given)
-            expected = table_queries.reference(table, given)
+        for filters in ([("i8", "<", 3)], [("u16", "in", [1, 5])], [("f32", ">", 0.5), ("u16", "!=", 4)]):
+            rows = opened.where(filters)
+            expected = table_queries.reference(table, filters)
             assert np.array_equal(rows.numpy(), expected)
             found = rows.gather(["f32", "v"])
             assert np.array_equal(found["v"].copy_to_host(), expected)

@@ -28,12 +28,12 @@ def test_filters_of_each_kind(tmp_path, options):
     with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as writer:
         writer.write_table(table, max_chunksize=130)
     with ww.table.open(tmp_path / "t.arrow", device="interp", **options) as opened:
-        for given, rows in (
+        for filters, rows in (
             ([("a", ">", 150), ("s", "in", ["3", "5"])], [k for k in range(151, 200) if k % 7 in (3, 5)]),
             ([("b", "==", True), ("f", "<", -90)], [0, 3, 6, 9]),
             ([[("u", "in", [3, 199, 7]), ("d", ">=", 7)], [("a", "==", 0)]], [0, 7, 199]),
         ):
-            assert opened.where(given).numpy().tolist() == rows
+            assert opened.where(filters).numpy().tolist() == rows
 
 
 @pytest.fixture(scope="module")

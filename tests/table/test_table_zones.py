@@ -95,7 +95,7 @@ def test_zones_of_another_file_are_not_used(tmp_path: Path, caplog: pytest.LogCa
             return t["a"].zones[0].zones
 
     assert zones().maximum.to_pylist() == [3]
-    write(tmp_path / "t.arrow", pa.table({"a": [1, 2, 9]}))  # of the same size
+    write(tmp_path / "t.arrow", pa.table({"a": [1, 2, 9]}))  # the new file has the same size
     assert zones() is None and "table.index again" in caplog.text
     ww.table.index(path)
     assert zones().maximum.to_pylist() == [9]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.harness.until import until
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from warpwell import errors
@@ -74,9 +74,9 @@ def test_rows_are_the_same_in_all_processes(folder: Path, kind: str) -> None:
         receiver, sender = context.Pipe(duplex=False)
         child = context.Process(target=took, args=(dataset, sender), daemon=True)
         child.start()
-        assert receiver.poll(60)
+        assert receiver.poll(HANG_SECONDS)
         fields, pid = receiver.recv()
-        child.join(30)
+        child.join(HANG_SECONDS)
         assert child.exitcode == 0 and pid != os.getpid()
         assert np.array_equal(fields["x"], X[ROW_NUMBERS]) and np.array_equal(fields["y"], Y[ROW_NUMBERS])
     again = pickle.loads(pickle.dumps(dataset))
@@ -130,7 +130,7 @@ def test_an_open_array_is_used_in_its_process_only(folder: Path) -> None:
         with pytest.raises(TypeError, match="send its path, and open it again there"):
             pickle.dumps(dataset)
         dataset.close()
-        assert x[0, 0] == X[0, 0]  # the array belongs to its opener
+        assert x[0, 0] == X[0, 0]  # closing the dataset has not closed the array
 
 
 def test_an_open_array_with_a_cache_is_refused_after_a_fork(folder: Path) -> None:
@@ -140,9 +140,9 @@ def test_an_open_array_with_a_cache_is_refused_after_a_fork(folder: Path) -> Non
         receiver, sender = context.Pipe(duplex=False)
         child = context.Process(target=send_error, args=(dataset, sender), daemon=True)
         child.start()
-        assert receiver.poll(60)
+        assert receiver.poll(HANG_SECONDS)
         name, message = receiver.recv()
-        child.join(30)
+        child.join(HANG_SECONDS)
     assert name == "ForkError" and "by its path" in message
 
 
@@ -162,8 +162,8 @@ def test_a_loader_delivers_rows_in_its_order_and_resumes(folder: Path) -> None:
     state = loader.state_dict()
     again = ww.train.DataLoader(dataset, batch_size=32)
     again.load_state_dict(state)
-    rest = [batch["y"] for batch in again]
-    assert np.array_equal(np.concatenate(first + rest), Y[order])
+    remaining = [batch["y"] for batch in again]
+    assert np.array_equal(np.concatenate(first + remaining), Y[order])
 
 
 @pytest.mark.parametrize(
@@ -266,9 +266,11 @@ def check(in_edges: InEdges, found: Any, fanouts: list[int]) -> None:
     assert len(np.unique(found.edges)) == len(found.edges)
     nodes, edges = np.cumsum([0, *found.node_counts]), np.cumsum([0, *found.edge_counts])
     for hop, fanout in enumerate(fanouts):
-        here = slice(edges[hop], edges[hop + 1])
+        hop_edges = slice(edges[hop], edges[hop + 1])
         by_target: dict[int, list[int]] = {}
-        for source, target, edge in zip(found.sources[here], found.targets[here], found.edges[here], strict=True):
+        for source, target, edge in zip(
+            found.sources[hop_edges], found.targets[hop_edges], found.edges[hop_edges], strict=True
+        ):
             assert nodes[hop] <= target < nodes[hop + 1] and source < nodes[hop + 2]
             by_target.setdefault(int(target), []).append(int(edge))
             first, neighbours = in_edges(int(found.nodes[target]))
@@ -292,7 +294,7 @@ def test_neighborhoods_are_what_they_say(graph: ww.graph.Graph, fanouts: list[in
     epoch = list(neighbors)
     assert len(pickle.dumps(neighbors)) == nbytes, "nothing that was read is sent to other processes"
     assert len(epoch) == len(neighbors) == 5
-    assert sorted(np.concatenate([one.nodes[: one.batch_size] for one in epoch])) == list(range(300))
+    assert sorted(np.concatenate([batch.nodes[: batch.batch_size] for batch in epoch])) == list(range(300))
     in_edges = in_edges_of(graph)
     for neighborhood in epoch:
         check(in_edges, neighborhood, fanouts)
@@ -309,8 +311,8 @@ def test_a_batch_is_a_function_of_its_number(graph: ww.graph.Graph) -> None:
     again = pickle.loads(pickle.dumps(neighbors))
     assert [sampled(again, number) for number in reversed(range(9))][::-1] == forwards
     assert forwards[0] != forwards[3] and sorted(forwards[0][0][:50]) != sorted(forwards[3][0][:50])  # epochs differ
-    other = ww.train.Neighbors(graph, [4, 3], 50, seed=4, vertices=np.arange(0, 300, 2))
-    assert sampled(other, 0) != forwards[0]
+    partial = ww.train.Neighbors(graph, [4, 3], 50, seed=4, vertices=np.arange(0, 300, 2))
+    assert sampled(partial, 0) != forwards[0]
     # A run that a later version resumes draws the same neighbors.
     assert forwards[8][3][:6] == RECORDED_EDGES
 
@@ -327,7 +329,7 @@ def test_draws_are_uniform_and_distinct(graph: ww.graph.Graph) -> None:
         counts[neighbors[number].edges - first] += 1
     expected = draws * 3 / len(neighbours)
     assert counts.sum() == 3 * draws
-    # chi-square of len - 1 degrees: five standard deviations
+    # Chi-square with len - 1 degrees of freedom: a tolerance of five standard deviations.
     chi = ((counts - expected) ** 2 / expected).sum()
     assert abs(chi - len(neighbours)) < 5 * np.sqrt(2 * len(neighbours))
 

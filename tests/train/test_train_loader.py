@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.harness.examples import examples
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from warpwell import closing
@@ -32,7 +33,7 @@ class Records:
     """The part of a store that loaders use, over keys that are given; ``x`` of key k is k."""
 
     def __init__(self, keys: Any) -> None:
-        self.given = keys
+        self.key_list = keys
         self.lock = threading.Lock()
         self.calls = 0
         self.active = 0
@@ -40,15 +41,15 @@ class Records:
         self.fail_on: int | None = None
 
     def keys_array(self) -> Any:
-        return self.given
+        return self.key_list
 
     def get_many(self, keys: Any) -> Any:
         with self.lock:
             self.calls += 1
             self.active += 1
         try:
-            words = as_keys(keys).words
-            x = words if words.ndim == 1 else words[:, 0]
+            key_words = as_keys(keys).words
+            x = key_words if key_words.ndim == 1 else key_words[:, 0]
             if self.fail_on in x:
                 raise OSError("planted")
             found = np.array([int(k) not in self.absent for k in x], bool)
@@ -59,7 +60,7 @@ class Records:
 
 
 class DeviceRecords(Records):
-    """The same with futures of its own, as a store on a GPU has; counts those that nobody has waited on."""
+    """The same with futures of its own, as a store on a GPU has; counts the futures without a waiter."""
 
     device = "cuda"
     schema = ww.kv.Schema({"x": ("int64", ()), "y": ("uint8", ())})
@@ -67,11 +68,11 @@ class DeviceRecords(Records):
     def __init__(self, keys: Any) -> None:
         super().__init__(keys)
         self.flying = 0
-        self.most = 0
+        self.max_flying = 0
 
     def get_async(self, keys: Any) -> Any:
         self.flying += 1
-        self.most = max(self.most, self.flying)
+        self.max_flying = max(self.max_flying, self.flying)
         return self.Pending(self, keys)
 
     class Pending:
@@ -100,8 +101,8 @@ def batches(loader: DataLoader) -> list[list[int]]:
 
 def together(per_rank: list[list[list[int]]]) -> list[list[int]]:
     """Join the ranks' batches, batch by batch."""
-    assert len({len(mine) for mine in per_rank}) == 1
-    return [[i for mine in step for i in mine] for step in zip(*per_rank, strict=True)]
+    assert len({len(rank_ids) for rank_ids in per_rank}) == 1
+    return [[i for rank_ids in step for i in rank_ids] for step in zip(*per_rank, strict=True)]
 
 
 def flat(steps: list[list[int]]) -> list[int]:
@@ -130,19 +131,19 @@ def test_ranks_deliver_one_order(
         steps = together(per_rank)
         assert {len(steps)} == {len(loader) for loader in loaders}
         order = (Permutation(n, seed, epoch).slice(0, n) + 5).tolist() if n else []
-        kept = n // (batch * world) * (batch * world) if drop else n
-        assert flat(steps) == order[:kept]
-        # the same global batches from one process, and its batches dealt out to the ranks
-        one = DataLoader(store, batch * world, seed=seed, drop_last=drop)
-        one.set_epoch(epoch)
-        assert batches(one) == steps
+        delivered = n // (batch * world) * (batch * world) if drop else n
+        assert flat(steps) == order[:delivered]
+        # A single process has the same global batches, which are dealt out to the ranks.
+        single = DataLoader(store, batch * world, seed=seed, drop_last=drop)
+        single.set_epoch(epoch)
+        assert batches(single) == steps
         dealt = DataLoader(store, batch, seed=seed)
         dealt.set_epoch(epoch)
-        whole = n // (batch * world) * world
-        hands = [mine for step in zip(*per_rank, strict=True) for mine in step]
-        assert batches(dealt)[:whole] == hands[:whole]
+        complete = n // (batch * world) * world
+        hands = [rank_steps for step in zip(*per_rank, strict=True) for rank_steps in step]
+        assert batches(dealt)[:complete] == hands[:complete]
         if steps and not drop:
-            last = [len(mine[-1]) for mine in per_rank]
+            last = [len(rank_steps[-1]) for rank_steps in per_rank]
             assert max(last) - min(last) <= 1
 
 
@@ -161,15 +162,15 @@ def test_a_resumed_run_delivers_exactly_the_rest(
     store = kind(np.arange(n) * 3)
     first = [DataLoader(store, batch, seed=seed, rank=r, world_size=world) for r in range(world)]
     done = data.draw(st.integers(0, 2 * len(first[0])))
-    seen: list[list[list[int]]] = []
+    delivered: list[list[list[int]]] = []
     for loader in first:
-        mine: list[list[int]] = []
-        while len(mine) < done:
+        rank_batches: list[list[int]] = []
+        while len(rank_batches) < done:
             for b in loader:
-                mine.append(ids(b))
-                if len(mine) == done:
+                rank_batches.append(ids(b))
+                if len(rank_batches) == done:
                     break
-        seen.append(mine)
+        delivered.append(rank_batches)
     states = [loader.state_dict() for loader in first]
     assert all(state == states[0] for state in states)
     state = json.loads(json.dumps(states[0]))
@@ -177,7 +178,7 @@ def test_a_resumed_run_delivers_exactly_the_rest(
     for loader in second:
         loader.load_state_dict(state)
         assert loader.state_dict() == state and loader.epoch == state["epoch"]
-    steps = together(seen)
+    steps = together(delivered)
     while second[0].epoch < 3 if n else False:
         steps += together([batches(loader) for loader in second])
     order = [Permutation(n, seed, epoch).slice(0, n) * 3 for epoch in range(3 if n else 0)]
@@ -202,18 +203,18 @@ def test_without_shuffle_keys_come_in_their_order(keys: Any) -> None:
         return [keys.raw(k) for k in range(keys.size)]
 
     listed = as_keys(list(keys))
-    asked: list[bytes] = []
+    requested: list[bytes] = []
 
-    class Asked(Records):
+    class RecordingStore(Records):
         def get_many(self, keys: Any) -> Any:
-            asked.extend(raw(as_keys(keys)))
+            requested.extend(raw(as_keys(keys)))
             return super().get_many(keys)
 
-    loader = DataLoader(Asked(np.arange(3)), 2, shuffle=False, keys=keys, prefetch=0)
+    loader = DataLoader(RecordingStore(np.arange(3)), 2, shuffle=False, keys=keys, prefetch=0)
     assert loader.samples == listed.size
     for _ in range(2):
         assert sum(len(batch["x"]) for batch in loader) == listed.size
-    assert asked == 2 * raw(listed)
+    assert requested == 2 * raw(listed)
 
 
 def test_epochs_follow_one_another() -> None:
@@ -236,20 +237,20 @@ def test_an_iteration_left_early_is_over() -> None:
 
 def test_an_iterator_goes_on_where_it_was() -> None:
     loader = DataLoader(Records(np.arange(50)), 8, seed=1)
-    whole = flat(batches(DataLoader(Records(np.arange(50)), 8, seed=1)))
+    complete = flat(batches(DataLoader(Records(np.arange(50)), 8, seed=1)))
     iterator = iter(loader)
     assert iter(iterator) is iterator
-    some = ids(next(iterator)) + ids(next(iterator))
+    first = ids(next(iterator)) + ids(next(iterator))
     state = loader.state_dict()
     assert (state["epoch"], state["position"]) == (0, 16)
-    assert some + [i for batch in iterator for i in ids(batch)] == whole
-    # an old iterator moves the loader no more
+    assert first + [i for batch in iterator for i in ids(batch)] == complete
+    # An old iterator does not change the loader's position.
     old = iter(loader)
     next(old)
     loader.load_state_dict(state)
     next(old)
     assert loader.state_dict() == state
-    assert flat(batches(loader)) == whole[16:]
+    assert flat(batches(loader)) == complete[16:]
     old.close()  # type: ignore[attr-defined]
     assert next(old, None) is None
 
@@ -281,17 +282,14 @@ def test_no_more_is_fetched_ahead_than_asked_for(prefetch: int) -> None:
     store = Records(np.arange(100))
     iterator = iter(DataLoader(store, 5, prefetch=prefetch))
     for delivered in range(8):
-        deadline = time.monotonic() + 20
-        while store.calls < delivered + prefetch:
-            assert time.monotonic() < deadline, "batches are not fetched ahead"
-            time.sleep(0.001)
+        until(lambda: store.calls >= delivered + prefetch)
         time.sleep(0.02)
         assert store.calls == delivered + prefetch
         next(iterator)
     iterator.close()  # type: ignore[attr-defined]
     waiting = DeviceRecords(np.arange(100))
     assert len(batches(DataLoader(waiting, 5, prefetch=prefetch))) == 20
-    assert (waiting.most, waiting.flying) == (prefetch, 0)
+    assert (waiting.max_flying, waiting.flying) == (prefetch, 0)
 
 
 def test_without_prefetch_nothing_is_fetched_ahead() -> None:
@@ -304,7 +302,7 @@ def test_without_prefetch_nothing_is_fetched_ahead() -> None:
 @pytest.mark.parametrize("how", ["break", "raise", "close", "forget", "error"])
 def test_stopping_early_leaves_nothing_behind(kind: Callable[[Any], Any], how: str) -> None:
     store = kind(np.arange(1000))
-    list(DataLoader(store, 200))  # the threads that all iterations share are there
+    list(DataLoader(store, 200))  # starts the threads that all iterations share
     threads = threading.active_count()
     for _ in range(10):
         loader = DataLoader(store, 5, prefetch=6, shuffle=False)
@@ -328,7 +326,7 @@ def test_stopping_early_leaves_nothing_behind(kind: Callable[[Any], Any], how: s
             with pytest.raises(OSError, match="planted"):
                 batches(loader)
         gc.collect()
-        assert closing.settle(20)  # as the store does when it is closed
+        assert closing.settle(HANG_SECONDS)  # as close() of the store does
         assert store.active == 0 and getattr(store, "flying", 0) == 0
         calls = store.calls
         assert threading.active_count() <= threads + 4
@@ -353,17 +351,17 @@ def test_errors_come_after_the_batches_before_them(kind: Callable[[Any], Any], p
     store = kind(np.arange(100))
     store.fail_on = order[35]
     loader = DataLoader(store, 10, seed=3, prefetch=prefetch)
-    seen = []
+    delivered = []
     iterator = iter(loader)
     with pytest.raises(OSError, match="planted"):
         for batch in iterator:
-            seen.append(ids(batch))
+            delivered.append(ids(batch))
     assert next(iterator, None) is None
-    assert len(seen) == 3 and loader.state_dict()["position"] == 30
-    # the state is that of the last batch which came, so a run that resumes lacks nothing
+    assert len(delivered) == 3 and loader.state_dict()["position"] == 30
+    # the state describes the last delivered batch, so a resumed run skips no batch
     store.fail_on = None
     loader.load_state_dict(loader.state_dict())
-    assert flat(seen) + flat(batches(loader)) == order
+    assert flat(delivered) + flat(batches(loader)) == order
 
 
 def test_after_an_error_nothing_is_in_flight() -> None:
@@ -373,7 +371,7 @@ def test_after_an_error_nothing_is_in_flight() -> None:
     assert [next(ahead)[0] for _ in range(2)] == [0, 1]
     with pytest.raises(OSError, match="planted"):
         next(ahead)
-    assert (store.flying, store.calls) == (0, 6 + 1)  # the one that failed is waited on twice
+    assert (store.flying, store.calls) == (0, 6 + 1)  # the failed future is waited on twice
     assert next(ahead, None) is None
 
 
@@ -387,12 +385,12 @@ def test_errors_of_a_submission_come_in_their_turn() -> None:
                 raise MemoryError("planted")
             return super().get_async(keys)
 
-    seen = 0
+    count = 0
     store = Full(np.arange(100))
     with pytest.raises(MemoryError, match="planted"):
         for _ in DataLoader(store, 10, prefetch=3):
-            seen += 1
-    assert (seen, store.submitted, store.flying) == (4, 5, 0)
+            count += 1
+    assert (count, store.submitted, store.flying) == (4, 5, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -400,11 +398,11 @@ def test_missing_keys_are_named(kind: Callable[[Any], Any]) -> None:
     store = kind(np.arange(40))
     store.absent = {17}
     loader = DataLoader(store, 10, shuffle=False)
-    seen = 0
+    count = 0
     with pytest.raises(KeyMissingError, match=r"key 17 .1 of a batch of 10") as raised:
         for _ in loader:
-            seen += 1
-    assert seen == 1 and raised.value.key == (17).to_bytes(8, "little")
+            count += 1
+    assert count == 1 and raised.value.key == (17).to_bytes(8, "little")
     assert loader.state_dict()["position"] == 10
 
 
@@ -417,9 +415,9 @@ def test_a_store_without_records() -> None:
 def test_fewer_samples_than_ranks() -> None:
     loaders = [DataLoader(Records(np.arange(3)), 2, rank=r, world_size=5) for r in range(5)]
     got = [batches(loader) for loader in loaders]
-    assert [len(mine) for mine in got] == [1] * 5
+    assert [len(rank_batches) for rank_batches in got] == [1] * 5
     assert flat(flat(got)) == Permutation(3).slice(0, 3).tolist()  # type: ignore[arg-type]
-    assert [len(mine[0]) for mine in got] == [0, 1, 0, 1, 1]
+    assert [len(rank_batches[0]) for rank_batches in got] == [0, 1, 0, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -496,9 +494,9 @@ def test_states_that_cannot_be(change: dict[str, Any], match: str) -> None:
 
 def test_states_tell_keys_apart() -> None:
     state = DataLoader(Records(np.arange(10)), 4).state_dict()
-    for other in (np.arange(1, 11), np.arange(10)[::-1], [b"a"] * 10, np.arange(11)):
+    for keys in (np.arange(1, 11), np.arange(10)[::-1], [b"a"] * 10, np.arange(11)):
         with pytest.raises(ArgumentError, match="other keys"):
-            DataLoader(Records(other), 4).load_state_dict(state)
+            DataLoader(Records(keys), 4).load_state_dict(state)
     # the same keys, named in another way
     DataLoader(Records(np.arange(3)), 4, keys=range(10)).load_state_dict(state)
     DataLoader(Records(np.arange(3)), 4, keys=[int(k).to_bytes(8, "little") for k in range(10)]).load_state_dict(state)
@@ -552,9 +550,9 @@ def test_a_sampler_has_the_batches_and_the_states_of_a_loader(drop: bool) -> Non
     sampler, loader = ww.train.Sampler(dataset, **options), DataLoader(dataset, **options)
     assert len(sampler) == len(loader)
     for _ in range(2):
-        iter(sampler)  # PyTorch makes one that it does not use
+        iter(sampler)  # PyTorch creates an iterator that it does not use
         epoch = sampler.epoch
-        drawn = list(sampler)  # as PyTorch's workers do, which are far ahead of the loop
+        drawn = list(sampler)  # as if PyTorch's workers were far ahead of the loop
         states = []
         for k, batch in enumerate(loader):
             assert [2 * row for row in drawn[k]] == batch["x"].tolist()

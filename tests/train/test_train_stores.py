@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
 from warpwell.errors import (
@@ -32,7 +33,7 @@ N = 500
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of N records with a schema, whose keys leave gaps."""
+    """A store of N records with a schema and gaps between the keys."""
     folder = tmp_path_factory.mktemp("kv") / "train.kv"
     keys = 7 * np.arange(N) - 100
     with ww.kv.create(folder, schema={"x": ("float32", (3, 5)), "y": ("uint8", ()), "id": ("int64", ())}) as store:
@@ -70,19 +71,19 @@ def test_ranks_deliver_one_order_of_a_store(store: Any, world: int) -> None:
 
 
 def test_batches_are_not_overwritten_by_later_ones(store: Any) -> None:
-    kept = list(ww.train.DataLoader(store, 10, seed=2))
+    batches = list(ww.train.DataLoader(store, 10, seed=2))
     order = ww.kv.Permutation(N, 2).slice(0, N)
-    assert np.array_equal(np.concatenate([batch["id"] for batch in kept]), 7 * order - 100)
-    assert np.array_equal(np.concatenate([batch["x"] for batch in kept])[:, 0, 0], 15 * order.astype(np.float32))
+    assert np.array_equal(np.concatenate([batch["id"] for batch in batches]), 7 * order - 100)
+    assert np.array_equal(np.concatenate([batch["x"] for batch in batches])[:, 0, 0], 15 * order.astype(np.float32))
 
 
 def test_a_schema_of_one_field(tmp_path: Path) -> None:
     with ww.kv.create(tmp_path / "store.kv", schema={"x": ("float64", (4,))}) as store:
         x = np.arange(400.0).reshape(100, 4)
         store.put_many(np.arange(100), {"x": x})
-        kept = list(ww.train.DataLoader(store, 10, shuffle=False))
-    assert all(batch["x"].flags.c_contiguous and batch["x"].flags.writeable for batch in kept)
-    assert np.array_equal(np.concatenate([batch["x"] for batch in kept]), x)
+        batches = list(ww.train.DataLoader(store, 10, shuffle=False))
+    assert all(batch["x"].flags.c_contiguous and batch["x"].flags.writeable for batch in batches)
+    assert np.array_equal(np.concatenate([batch["x"] for batch in batches]), x)
 
 
 def test_batches_leave_by_dlpack(store: Any) -> None:
@@ -129,18 +130,18 @@ def test_damage_on_disk_reaches_the_loop(path: Path, tmp_path: Path) -> None:
     with ww.kv.open(path) as source, ww.kv.create(copy, schema=source.schema) as store:
         batch, _ = source.get_many(source.keys_array())
         store.put_many(source.keys_array(), batch)
-    values = next(copy.rglob("*.val"))  # not the journal, which holds the values of small commits, too
+    values = next(copy.rglob("*.val"))  # damage this file, not the journal, which also has the values of small commits
     with open(values, "r+b") as file:
-        # the float32 items of record 300, which stand nowhere else
+        # The float32 items of record 300 occur only once in the file.
         at = values.read_bytes().index(np.arange(4500, 4510, dtype=np.float32).tobytes())
         file.seek(at)
         file.write(b"\xff")
     with ww.kv.open(copy) as store:
-        seen = 0
+        count = 0
         with pytest.raises(CorruptionError):
             for _ in ww.train.DataLoader(store, 50, shuffle=False):
-                seen += 1
-        assert seen == 6
+                count += 1
+        assert count == 6
 
 
 def test_a_store_that_is_closed_meanwhile(path: Path) -> None:
@@ -193,11 +194,11 @@ def test_a_dataset_is_a_sequence(store: Any) -> None:
     for no_store in (None, store.path):
         with pytest.raises(ArgumentError, match=r"kv\.open"):
             ww.train.Dataset(no_store)
-    assert sum(1 for _ in dataset) == N  # by __getitem__ until IndexError, as sequences without __iter__ are
+    assert sum(1 for _ in dataset) == N  # Python iterates with __getitem__ until IndexError
 
 
 def fetch_as_torch_does(dataset: Any, batch_size: int) -> list[Any]:
-    """What a worker of PyTorch's DataLoader does: one call for the indices of a batch, then stacking its samples."""
+    """Fetch as a worker of PyTorch's DataLoader does: one call per batch of indices, then stack the samples."""
     out = []
     for first in range(0, len(dataset), batch_size):
         samples = dataset.__getitems__(list(range(first, min(first + batch_size, len(dataset)))))
@@ -226,9 +227,9 @@ def test_a_dataset_in_workers(store: Any, method: str) -> None:
     for worker in workers:
         worker.start()
     for worker, (receiving, _) in zip(workers, pairs, strict=True):
-        assert receiving.poll(60), "no answer from a worker"
+        assert receiving.poll(HANG_SECONDS), "no answer from a worker"
         assert receiving.recv() == (expected, False, worker.pid)
-        worker.join(60)
+        worker.join(HANG_SECONDS)
         assert worker.exitcode == 0
     check(dataset[7], 7)
 
@@ -510,7 +511,7 @@ def test_an_error_of_decode_names_the_key(store: Any, caplog: pytest.LogCaptureF
     batches = list(skipping)
     assert [batch["name"] for batch in batches] == [["r26", "r40", "r47"], ["r54"]] and skipping.skipped == [33]
     assert "key 33" in caplog.text and skipping.state_dict()["skipped"] == [33]
-    with pytest.raises(DecodeError):  # a record that is asked for is never left out
+    with pytest.raises(DecodeError):  # only batches skip records: an index raises
         skipping.dataset[1]
 
     def wrong(record: Any) -> Any:

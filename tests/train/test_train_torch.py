@@ -1,4 +1,4 @@
-"""Rows and neighbourhoods on storage for PyTorch and PyTorch Geometric; skipped where these are not installed."""
+"""Rows and neighbourhoods on storage for PyTorch and PyTorch Geometric; skipped if these are not installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from tests.harness import train_ragged as ragged
 from tests.harness import train_sage as sage
-from tests.harness.until import until
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from warpwell import errors
@@ -23,13 +23,13 @@ from warpwell import errors
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # of libraries that are not ours, which importing them brings
+    pytest.mark.filterwarnings("ignore"),  # imports of third-party libraries raise warnings
     pytest.mark.timeout(240),
 ]
 
 ROWS = 300
 X = np.random.default_rng(0).standard_normal((ROWS, 5), np.float32)
-WAYS = [(0, None), (2, "fork"), (2, "spawn")]
+WORKER_METHODS = [(0, None), (2, "fork"), (2, "spawn")]
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +47,10 @@ def dataset(folder: Path) -> ww.train.Dataset:
     return ww.train.Dataset({"x": folder / "rows.npy", "y": ww.table.open(folder / "t.arrow")["y"]})
 
 
-@pytest.mark.parametrize(("workers", "method"), WAYS)
+@pytest.mark.parametrize(("workers", "method"), WORKER_METHODS)
 def test_a_data_loader_delivers_rows(folder: Path, workers: int, method: str | None) -> None:
     data = dataset(folder)
-    data.take(np.arange(3))  # the files are open before there are workers
+    data.take(np.arange(3))  # opens the files before the workers start
     for collate in (ww.train.Dataset.collate, None):
         loader = torch.utils.data.DataLoader(
             data,
@@ -86,13 +86,13 @@ def test_items_of_bfloat16_are_tensors_of_it(tmp_path: Path) -> None:
     assert found.dtype == torch.bfloat16 and found.tolist() == [3, 60]
 
 
-@pytest.mark.parametrize(("workers", "method"), WAYS)
+@pytest.mark.parametrize(("workers", "method"), WORKER_METHODS)
 def test_batches_are_those_of_their_numbers(folder: Path, workers: int, method: str | None) -> None:
-    wanted = sage.neighbors(folder)
+    neighbors = sage.neighbors(folder)
     x = torch.from_numpy(np.load(folder / "x.npy"))
     numbers = [3, 11, 0, 8, 9]
     for number, batch in zip(numbers, sage.loader(folder, numbers, workers, method), strict=True):
-        found = wanted[number]
+        found = neighbors[number]
         assert batch.n_id.tolist() == found.nodes.tolist() and batch.e_id.tolist() == found.edges.tolist()
         assert batch.edge_index.tolist() == [found.sources.tolist(), found.targets.tolist()]
         assert batch.batch_size == sage.BATCH and batch.input_id.tolist() == found.nodes[: sage.BATCH].tolist()
@@ -133,7 +133,7 @@ def losses(folder: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-@pytest.mark.parametrize(("workers", "method"), WAYS)
+@pytest.mark.parametrize(("workers", "method"), WORKER_METHODS)
 def test_a_run_that_is_killed_and_resumed_has_the_losses_of_memory(
     tmp_path: Path, workers: int, method: str | None
 ) -> None:
@@ -145,8 +145,8 @@ def test_a_run_that_is_killed_and_resumed_has_the_losses_of_memory(
     run.communicate()
     assert 7 <= len(losses(tmp_path)) < steps
     run = start(tmp_path, steps, workers, method)
-    _, said = run.communicate(timeout=120)
-    assert run.returncode == 0, said
+    _, errors_text = run.communicate(timeout=120)
+    assert run.returncode == 0, errors_text
     found: dict[int, set[str]] = {}
     for line in losses(tmp_path):
         number, loss = line.split()
@@ -155,7 +155,7 @@ def test_a_run_that_is_killed_and_resumed_has_the_losses_of_memory(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "method"), WAYS)
+@pytest.mark.parametrize(("workers", "method"), WORKER_METHODS)
 def test_a_run_over_ragged_records_that_is_killed_five_times(tmp_path: Path, workers: int, method: str | None) -> None:
     ragged.make(tmp_path)
     training = ragged.Training()
@@ -172,7 +172,8 @@ def test_a_run_over_ragged_records_that_is_killed_five_times(tmp_path: Path, wor
         run.communicate()
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert len(read_steps(steps)) < len(expected_steps) + 10  # it resumed: only steps without a checkpoint are repeated
+    # The run has resumed: only steps after the last checkpoint are repeated.
+    assert len(read_steps(steps)) < len(expected_steps) + 10
     assert sorted(set(read_steps(steps)), key=lambda line: int(line.split()[0])) == expected_steps
     resumed = ragged.Training()
     resumed.load(tmp_path / "checkpoint.pt")
@@ -184,14 +185,14 @@ def read_steps(path: Path) -> list[str]:
     return path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
 
 
-@pytest.mark.parametrize(("workers", "method"), WAYS)
+@pytest.mark.parametrize(("workers", "method"), WORKER_METHODS)
 def test_ctrl_c_ends_workers_and_program(tmp_path: Path, workers: int, method: str | None) -> None:
     sage.make(tmp_path)
     run = start(tmp_path, 100_000, workers, method)
     until(lambda: len(losses(tmp_path)) >= 3 or run.poll() is not None, 120)
-    os.killpg(run.pid, signal.SIGINT)  # as a terminal does
-    _, said = run.communicate(timeout=30)
-    assert run.returncode not in (0, None) and "KeyboardInterrupt" in said
+    os.killpg(run.pid, signal.SIGINT)  # a terminal sends Ctrl-C to the process group
+    _, errors_text = run.communicate(timeout=HANG_SECONDS)
+    assert run.returncode not in (0, None) and "KeyboardInterrupt" in errors_text
     until(lambda: not alive(run.pid))
 
 
@@ -233,7 +234,7 @@ def test_collate_leaves_bytes_as_they_are(tmp_path: Path) -> None:
             ww.train.Dataset.collate(ww.train.Dataset(store).__getitems__([1, 0]))
 
 
-@pytest.mark.parametrize(("workers", "method"), WAYS)
+@pytest.mark.parametrize(("workers", "method"), WORKER_METHODS)
 def test_ragged_fields_are_lists_of_tensors(tmp_path: Path, workers: int, method: str | None) -> None:
     images = [np.arange(k % 9, dtype=np.uint8) + k for k in range(40)]
     boxes = [np.full((k % 3, 4), k, np.float32) for k in range(40)]
@@ -281,7 +282,7 @@ def fails(record: Any) -> Any:
     raise ZeroDivisionError("no image")
 
 
-@pytest.mark.parametrize(("workers", "method"), WAYS)
+@pytest.mark.parametrize(("workers", "method"), WORKER_METHODS)
 def test_an_error_of_decode_in_a_worker_names_the_key(tmp_path: Path, workers: int, method: str | None) -> None:
     with ww.kv.create(tmp_path / "s.kv") as store:
         store.put_many([f"k{k}" for k in range(4)], [b"v"] * 4)
@@ -307,7 +308,7 @@ def test_the_default_collate_of_pytorch_uses_columns(tmp_path: Path) -> None:
             assert [image.tolist() for image in batch["image"]] == [image.tolist() for image in images]
 
 
-@pytest.mark.parametrize(("workers", "method"), WAYS[:2])
+@pytest.mark.parametrize(("workers", "method"), WORKER_METHODS[:2])
 def test_a_damaged_record_is_skipped_in_workers(tmp_path: Path, workers: int, method: str | None) -> None:
     with ww.kv.create(tmp_path / "s.kv", schema={"raw": "bytes", "label": "int64"}) as store:
         store.put_many(np.arange(50), {"raw": [bytes([k]) * 1000 for k in range(50)], "label": np.arange(50)})

@@ -23,7 +23,7 @@ from .order import write_heads, write_order
 
 _MIN_MEMORY = 1 << 16
 _MIN_FREE = 1 << 28
-"""Memory in bytes that is taken to be free, because the system reclaims caches that it does not count."""
+"""Memory in bytes that always counts as free, because the system reclaims caches that it does not report as free."""
 _FULL_DISK = (
     ". No partial file is left. Free some space or write to another disk. "
     "A graph larger than memory needs about three times its own size during conversion."
@@ -48,40 +48,43 @@ def build(
     progress: Progress | None = None,
     overwrite: bool = False,
 ) -> Graph:
-    """Write a graph in compressed sparse rows from edges in any order, which may exceed the memory.
+    """Write a graph in compressed sparse rows, from edges in any order. The edges may exceed the memory.
 
     Parameters
     ----------
     edges : iterable of (sources, destinations) or (sources, destinations, weights)
-        Chunks of edges: arrays of equal length, of integers below 2**32, and of integers or finite floats as weights.
+        Chunks of edges, each of arrays of equal length. Vertices are integers below 2**32; weights are integers or
+        finite floats.
     out : path-like
         Folder of the graph, usually ``NAME.ww``; it is created atomically (docs/graph-format.md).
     vertices : int, optional
-        Number of vertices; default: the largest vertex of an edge plus one.
+        Number of vertices. Default: the largest vertex number of all edges plus one.
     undirected : bool, default False
         Add the reverse of each edge, with the same weight, then keep each edge once, with the smallest of its weights.
-        Otherwise all edges are kept, including repeated ones, which are in the order of their weights.
+        Otherwise all edges are kept; repeated edges are sorted by weight.
     symmetric : bool, default False
-        The edges already contain both directions; this is only recorded, as `source` is, the origin of the edges.
+        State that the edges already contain both directions. The graph only records this, as it records `source`, the
+        origin of the edges.
     self_loops : bool, default True
         Keep edges from a vertex to itself.
     order : {"given", "degree"}, default "given"
-        Order in which vertices are stored. "degree" stores those with most neighbours first, so that traversals read
-        less from storage, and sorts the edges twice. Algorithms return results in the given numbers anyway.
+        Order in which vertices are stored. "degree" stores vertices with the most neighbours first, so that traversals
+        read less from storage, but the edges are sorted twice. Algorithms return results by the vertex numbers of the
+        input in either case.
     weights : {"int32", "float32"} or False, optional
         The dtype of the weights, or False to drop them. By default, they are stored as int32 if all are integers that
-        fit, else as float32, to which they are rounded.
+        fit, otherwise rounded to float32.
     in_edges : bool, default False
         Also store for each vertex the sources of the edges that end in it, as a second part of about the same size. A
         graph whose edges are stored in both directions has them already.
     names : collection of str or of int, optional
         Names of the vertices by number, for `Graph.names`. It is read after the last edge, so it may grow until then.
     memory_bytes : int or str, optional
-        Memory for sorting, at least "64KiB"; default: half of the free memory. A vertex needs 8 more bytes, or 24 if
-        `order` is "degree".
+        Memory for sorting, at least "64KiB". Default: half of the free memory. In addition, each vertex needs 8 bytes,
+        or 24 if `order` is "degree".
     progress : callable, optional
-        Called as ``progress(stage, done, total)``: ``"read"`` with edges and a total of 0, which is not known, then
-        ``"write"`` with edges, each as often as it is counted, sorted again or written.
+        Called as ``progress(stage, done, total)``: ``"read"`` with edges and an unknown total (0), then ``"write"``
+        with edges, each as often as it is counted, sorted again or written.
     overwrite : bool, default False
         Replace an existing graph.
 
@@ -90,7 +93,8 @@ def build(
     ArgumentError
         `out` already exists, an argument is out of range, or a chunk does not consist of arrays of integers.
     FormatError
-        No edge and no `vertices`, a vertex or a weight that does not fit, or too many vertices for the memory.
+        There is no edge and `vertices` is not given, a vertex or a weight does not fit, or there are too many vertices
+        for the memory.
     StorageFullError
         No space is left; no file remains.
     """
@@ -193,7 +197,9 @@ def _convert_chunk(chunk: Edges, graph: Graph, vertices: int | None, *, drop_wei
     weights = None if given is None or drop_weights else convert_weights(given, graph.weights, graph.source)
     if sources.size != destinations.size or (weights is not None and weights.shape != sources.shape):
         sizes = [sources.size, destinations.size, *([] if weights is None else [weights.size])]
-        raise ArgumentError(f"a chunk of edges has columns of {sizes} items. Give equal numbers.", name="edges")
+        raise ArgumentError(
+            f"the columns of a chunk of edges have {sizes} items: give columns of equal length", name="edges"
+        )
     if not self_loops:
         is_kept = sources != destinations
         sources, destinations = sources[is_kept], destinations[is_kept]

@@ -33,8 +33,8 @@ def convert(
 
     Reads SNAP edge lists, GAP ``.el`` and ``.wel``, ``.csv`` and ``.tsv`` files with a header, MatrixMarket ``.mtx``,
     each also compressed with gzip, bzip2, zstd or lz4, and sparse matrices that SciPy saved as ``.npz``. Except for
-    ``.npz``, the graph may exceed the memory; it then needs about three times its size on the disk of `out`. This needs
-    pyarrow and SciPy: ``pip install "warpwell[graph]"``.
+    ``.npz``, the graph may exceed the memory; the conversion then needs about three times the graph's size on the disk
+    of `out`. It needs pyarrow and SciPy: ``pip install "warpwell[graph]"``.
 
     Parameters
     ----------
@@ -45,17 +45,18 @@ def convert(
     vertices : int, optional
         Number of vertices. Default: the size of a matrix, or the largest vertex of an edge list plus one.
     weights : {"int32", "float32"} or False, optional
-        The dtype of the weights, or False to drop them. Default: weights in the file, as int32 if all are integers that
-        fit, else as float32. Values in an ``.npz`` file are no weights by default if all are 1. The third field of an
-        edge list is a weight if the name ends in ``.wel`` or a dtype is given.
+        The dtype of the weights, or False to drop them. Default: weights in the file are stored as int32 if all are
+        integers that fit, otherwise as float32. By default, values in an ``.npz`` file do not count as weights if all
+        are 1. The third field of an edge list is a weight if the name ends in ``.wel`` or a dtype is given.
     columns : sequence of str, optional
-        Names of source, target and weight in the header of a ``.csv`` or ``.tsv`` file; default: such as ``src``,
-        ``from``, ``u``; ``dst``, ``to``, ``v``; ``weight``, ``w``, in upper or lower case.
+        Names of the columns of source, target and weight in the header of a ``.csv`` or ``.tsv`` file. Default: usual
+        names, such as ``src``, ``from``, ``u``; ``dst``, ``to``, ``v``; ``weight``, ``w``, in upper or lower case.
     names : bool, default False
-        The vertices are names, such as "alice": number them from 0 in the order in which they first appear, and store
-        the names (`Graph.names`). All must fit into memory. Names in an edge list have no spaces, commas or semicolons.
+        State that the vertices in the file are names, such as "alice". They get numbers from 0 in the order in which
+        they first appear, and the graph stores the names (`Graph.names`). All names must fit into memory. Names in an
+        edge list have no spaces, commas or semicolons.
     renumber : bool, default False
-        Like `names` if the names are integers, such as large or negative ids, without leading zeros.
+        Like `names`, for names that are integers without leading zeros, such as large or negative ids.
 
     Raises
     ------

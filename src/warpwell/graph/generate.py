@@ -53,10 +53,10 @@ def generate(
     the reverse of each edge and removes repeated edges and self-loops, and so do the defaults here. The
     graph depends on kind, scale, degree and seed only, not on the memory or the number of processors.
 
-    With seed 0, GAP 0.7 to 1.4 draws the same random numbers if it is built with GCC's standard library of versions
-    11 to 15 (``std::mt19937``, a stream for each block of 2**18 edges; GAP 1.5 maps the same draws otherwise). So
-    ``urand`` and weights of int32 are GAP's, and ``kron`` is GAP's graph with the vertices renamed: GAP shuffles them
-    with ``std::shuffle``, Warpwell with NumPy's ``RandomState.permutation``.
+    With seed 0, GAP 0.7 to 1.4 draws the same random numbers if it is built with GCC's standard library of versions 11
+    to 15 (``std::mt19937``, a stream for each block of 2**18 edges; GAP 1.5 maps the same draws to other values). So
+    ``urand`` and weights of int32 are equal to GAP's. ``kron`` is GAP's graph with other vertex numbers: GAP shuffles
+    them with ``std::shuffle``, Warpwell with NumPy's ``RandomState.permutation``.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def generate(
     out : path-like
         Folder of the graph, usually ``NAME.ww``.
     degree : int, default 16
-        Edges made per vertex.
+        Number of edges that are generated per vertex.
     seed : int, default 0
         Another seed gives another graph; 0 to 2**32 - 1.
     undirected : bool, default True
@@ -77,7 +77,7 @@ def generate(
     weights : {"int32", "float32"}, optional
         Give each edge a random weight: an integer from 1 to 255, or a multiple of 2**-24 above 0, up to 1.
     self_loops, order, in_edges, memory_bytes, progress, overwrite
-        As for `build`. The renaming of ``kron`` needs 8 more bytes a vertex.
+        See `build`. The shuffling of the vertices of ``kron`` needs 8 more bytes per vertex.
 
     Raises
     ------

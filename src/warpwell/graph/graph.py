@@ -20,7 +20,7 @@ FORMAT = "warpwell graph"
 FORMAT_VERSION = 3
 META = "graph.json"
 OUT_PART = ("offsets.npy", "edges.npy", "weights.npy")
-"""Files of the edges that leave the vertices: offsets, other ends, weights."""
+"""Files of the edges that leave the vertices: offsets, destinations, weights."""
 IN_PART = ("in_offsets.npy", "in_edges.npy", "in_weights.npy")
 """Files of the edges that end in the vertices, of a directed graph."""
 ORDER = "order.npy"
@@ -43,9 +43,9 @@ class Graph:
 
     The destinations of the vertex that is stored as number v are ``edges[offsets[v]:offsets[v + 1]]``, in ascending
     order, in ``edges.npy`` and ``offsets.npy``; ``weights.npy`` has the weights of the same edges. If `order` is
-    "given", vertices are stored under the numbers of the input; otherwise `original` returns values to these numbers,
-    which all results of algorithms have. docs/graph-format.md describes the folder. `convert`, `generate` and `build`
-    make graphs, `Graph.open` opens them.
+    "given", the stored number of a vertex is its number in the input. Otherwise they differ; results of algorithms use
+    the numbers of the input, and `original` puts your own values in that order. docs/graph-format.md describes the
+    folder. `convert`, `generate` and `build` make graphs, and `Graph.open` opens them.
 
     Attributes
     ----------
@@ -56,17 +56,18 @@ class Graph:
     edges : int
         Stored edges; an undirected edge between two vertices is stored twice.
     undirected : bool
-        Each edge is stored in both directions.
+        Whether each edge is stored in both directions.
     source : str
         Origin of the edges.
     weights : {"int32", "float32"} or None
         Dtype of the weights, or None.
     in_edges : bool
-        The edges that end in a vertex can be read, too; always so if the graph is undirected.
+        Whether the edges that end in a vertex can be read, too; always true for an undirected graph.
     destinations : {"int32", "int64"}
         Dtype of the destinations: int32 if all vertices fit.
     order : {"given", "degree"}
-        Order in which the vertices are stored: ascending by number, or descending by number of edges.
+        Order in which the vertices are stored: ascending by their number in the input, or descending by number of
+        edges.
     """
 
     path: Path
@@ -101,17 +102,17 @@ class Graph:
 
     @property
     def in_edges_path(self) -> Path:
-        """The ``.npy`` file of the sources of in-edges, ascending for each vertex; like `in_offsets_path`."""
+        """The ``.npy`` file of the sources of in-edges, ascending for each vertex; `edges_path` if undirected."""
         return self.path / self._in_part[1]
 
     @property
     def in_weights_path(self) -> Path:
-        """The ``.npy`` file of the weights of in-edges; like `in_offsets_path`."""
+        """The ``.npy`` file of the weights of in-edges; `weights_path` if the graph is undirected."""
         return self.path / self._in_part[2]
 
     @property
     def heads_path(self) -> Path:
-        """The ``.npy`` file of the first 4 sources of each vertex's in-edges, padded with -1; it exists with them."""
+        """The ``.npy`` file of the first 4 sources of each vertex's in-edges, padded with -1; needs `in_edges`."""
         return self.path / HEADS
 
     @property
@@ -155,8 +156,8 @@ class Graph:
         MissingFileError
             No such folder, or one of its files is missing.
         FormatError
-            The folder is not a graph, its version is another one, or its files are inconsistent (types, lengths, first
-            and last offset).
+            The folder is not a graph, the graph has an unsupported version, or its files are inconsistent (types,
+            lengths, first and last offset).
         """
         path = Path(path)
         if not path.exists():
@@ -188,18 +189,18 @@ class Graph:
         return positions
 
     def stored_order(self) -> npt.NDArray[np.int64]:
-        """Return the given number of each stored vertex, the inverse of `positions`."""
+        """Return the input's number of each stored vertex, the inverse of `positions`."""
         return np.arange(self.vertices) if self.order == "given" else self.map(self.path / ORDER)
 
     def original(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return an array with an item for each stored vertex in the order of the given numbers."""
+        """Reorder an array with an item for each stored vertex, so that item v belongs to vertex v of the input."""
         return values if self.order == "given" else values[self.positions]
 
     def load(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-        """Return offsets and destinations in the given numbers, for host code and comparisons.
+        """Return offsets and destinations by the numbers of the input, for host code and comparisons.
 
-        They are read-only NumPy memory maps if `order` is "given", and otherwise made in memory, with 32 bytes an edge
-        meanwhile; `map` returns the stored ones.
+        If `order` is "given", these arrays are read-only NumPy memory maps. Otherwise they are computed in memory,
+        which takes 32 bytes per edge during the call; `map` returns the arrays as they are stored.
         """
         offsets, edges = self.map(self.offsets_path), self.map(self.edges_path)
         if self.order == "given":
@@ -244,7 +245,7 @@ class Graph:
         return open_names(self.path, self.vertices)
 
     def vertex(self, name: str | int) -> int:
-        """Return the number of the vertex with a name; if vertices have no names, of the vertex with a number.
+        """Return the number of the vertex with a name. If vertices have no names, `name` is its number.
 
         Raises
         ------
@@ -272,7 +273,7 @@ class Graph:
         values : ndarray, shape (vertices,)
             An item for each vertex, such as ranks.
         count : int, default 10
-            Vertices to return, at least 0. Equal values are in the order of the vertices.
+            Number of vertices to return, at least 0. Vertices with equal values are in ascending order.
 
         Raises
         ------

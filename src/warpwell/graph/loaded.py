@@ -21,24 +21,24 @@ MAX_WINDOWS = 32
 
 
 class LoadedGraph:
-    """A graph for kernels: destinations behind a cache, offsets in device memory.
+    """A graph for kernels, with its destinations behind a cache and its offsets in device memory.
 
-    Weights and in-edges are opened on first use, with the same options and in the same cache.
-    `bfs` and `connected_components` accept it, so that several runs share one cache. It is a context manager; `close`
-    releases everything.
+    Weights and in-edges are opened on first use, with the same options and in the same cache. Algorithms such as `bfs`
+    and `connected_components` accept a loaded graph, so that several runs share one cache. It is a context manager;
+    `close` releases everything.
 
     Parameters
     ----------
     graph : Graph or path-like
         The graph on disk.
     edges : Array, optional
-        An open array with the destinations of `graph`, which are stored outside its folder, as on a drive. The caller
-        closes it. Then no further option is needed.
+        An open array with the destinations of `graph`, if they are stored outside of its folder, for example on a
+        drive. The caller closes the array. No further option is needed then.
     device : str, optional
         As for `warpwell.open`.
     **options
-        Options of `warpwell.open`, which opens the destinations with them: ``tier``, ``cache``, ``page_size``,
-        ``stats``, ``timeout``, ``threads`` and more.
+        Options with which `warpwell.open` opens the destinations: ``tier``, ``cache``, ``page_size``, ``stats``,
+        ``timeout``, ``threads`` and more.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class LoadedGraph:
     FormatError
         The folder is not a graph, or its offsets do not ascend.
     WarpwellError
-        As `Graph.open` and `warpwell.open`.
+        See `Graph.open` and `warpwell.open`.
     """
 
     def __init__(
@@ -123,13 +123,14 @@ class LoadedGraph:
 
     @property
     def page_items(self) -> int:
-        """Destinations of a page."""
+        """Number of destinations in a page."""
         return max(1, self.edges.cache.page_size // self.edges.dtype.itemsize)
 
     def windows(self, edges: Array) -> Iterator[tuple[int, int]]:
         """Yield windows [first, end) that cover all edges, while their pages are read ahead.
 
-        In memory, and if the edges are many times the cache, there is one window: each costs a launch or two.
+        There is only one window if the edges are in memory, or are many times larger than the cache, because each
+        window costs a launch or two.
         """
         if self.in_memory or edges.nbytes > MAX_WINDOWS // 2 * edges.cache.cache_bytes:
             yield 0, edges.size
@@ -147,9 +148,9 @@ class LoadedGraph:
     def heads(self) -> Any:
         """The first neighbours of each vertex (`graph.HEAD` of them, the sources of in-edges), padded with -1.
 
-        Searches read all of them in order, several times, so they are in device memory, as offsets are,
-        unless they are larger than the cache: then they are an array in the same cache. The cache of edges that the
-        caller has opened may be served by a drive alone, so it takes no file.
+        Searches read all of them in order, several times. So they are in device memory, as the offsets are, unless they
+        are larger than the cache: then they are an array in the same cache. If the caller has opened the edges, first
+        neighbours are always in device memory: a drive alone may serve that cache, which then takes no file.
         """
         path = self._of_in_edges(self.graph.heads_path)
         shares_cache = self._caller_edges is None and not self.in_memory
@@ -159,12 +160,12 @@ class LoadedGraph:
 
     @property
     def in_offsets(self) -> Any:
-        """Like `offsets`, of the edges that end in a vertex; the same object if the graph is undirected.
+        """Like `offsets`, for the edges that end in a vertex; the same object if the graph is undirected.
 
         Raises
         ------
         ArgumentError
-            The graph was made without in-edges (so does `in_edges`).
+            The graph was made without in-edges. `in_edges` raises this, too.
         """
         return self._offsets(self._of_in_edges(self.graph.in_offsets_path))
 

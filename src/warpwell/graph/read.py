@@ -7,6 +7,7 @@ import csv
 import io
 import logging
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -93,6 +94,12 @@ class EdgeReader:
         columns: Sequence[str] | None = None,
         numbers: VertexNumbers | None = None,
     ) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise ArgumentError(
+                f"source must be the path of a file, got {type(path).__name__}; store edges in memory with "
+                f"warpwell.graph.build([(sources, targets)], out)",
+                name="source",
+            )
         self.path, self.vertices, self._weights, self._numbers = Path(path), vertices, weights, numbers
         self.symmetric = False
         _require_file(self.path)

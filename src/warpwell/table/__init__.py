@@ -1,4 +1,4 @@
-"""Tables: columns on storage, of which a query reads what it needs.
+"""Tables: columns on storage. A query reads only the parts of them that it needs.
 
 >>> import warpwell as ww
 >>> with ww.table.open("trips.arrow") as trips:

@@ -20,7 +20,8 @@ from .zones import PartZones
 class ColumnRun:
     """Rows of a column whose buffers are contiguous: one record batch of an Arrow file.
 
-    Extents are None if the run has no such buffer: `valid` if no row is null, `values` if the column has codes.
+    An extent is None if the run has no such buffer: for example, `valid` if no row is null, and `values` if the column
+    has codes.
 
     Attributes
     ----------
@@ -28,9 +29,9 @@ class ColumnRun:
     first, rows : int
         The rows are ``[first, first + rows)`` of the table.
     nulls : int
-        The number of rows that are null, also by a code whose value in `dictionary` is null.
+        Number of null rows, including rows with a code whose value in `dictionary` is null.
     type : pyarrow.DataType
-        Of `arrow`.
+        The type of the array that `arrow` returns.
     layout : Layout
     values : Extent or None
         Numbers, shape (rows,); bits of a bool, uint8, (rows + 7) // 8 of them; a fixed-size list, decimal128 or
@@ -38,18 +39,18 @@ class ColumnRun:
     valid : Extent or None
         Validity bits, uint8, lowest bit first, 1 where a row is not null; see `is_valid`.
     offsets, bytes : Extent or None
-        Of strings and binary: row i has the bytes ``[offsets[i], offsets[i + 1])``; int32 or int64. They are not
-        checked when a table is opened: check that they are within `bytes` before you follow them.
+        For strings and binary: row i has the bytes ``[offsets[i], offsets[i + 1])`` of `bytes`; offsets are int32 or
+        int64. Opening a table does not check offsets: check that they are within `bytes` before you follow them.
     views : Extent or None
-        Of ``string_view`` and ``binary_view``, shape (rows, 16).
+        For ``string_view`` and ``binary_view``: the views, shape (rows, 16).
     data : tuple of Extent
-        The buffers that `views` point into; all buffers of nested types.
+        The buffers that `views` point into; for a nested type, all its buffers.
     codes : Extent or None
         Unsigned or signed integers, the indices of the values in `dictionary`; a null row has any code.
     dictionary : pyarrow.Array or None
         The values of the codes, in memory.
     array : pyarrow.Array or None
-        All rows over the mapping of the file, not checked.
+        All rows as an unchecked array over the mapping of the file.
     """
 
     file: MappedFile
@@ -76,7 +77,7 @@ class ColumnRun:
 
     @functools.cached_property
     def checked_nested(self) -> Any:
-        """`array` of a nested type, checked once: offsets, codes and text of all rows.
+        """`array` of a nested type, after one check of the offsets, codes and text of all rows.
 
         Raises
         ------
@@ -103,14 +104,14 @@ class ColumnRun:
     def arrow(self, first: int = 0, rows: int | None = None) -> Any:
         """Return rows [first, first + rows) of the run as a `pyarrow.Array`, without a copy.
 
-        Strings, binary and codes are checked: an offset, a code or a byte that would lead outside, or is not UTF-8,
-        raises. Offsets are copied.
+        Strings, binary and codes are checked: an offset or a code that points outside, or text that is not UTF-8,
+        raises FormatError. Offsets are copied.
 
         Raises
         ------
         FormatError
         MediumError
-            The file was cut, or cannot be read.
+            The file was truncated, or cannot be read.
         """
         count = self.rows - first if rows is None else rows
         if self.layout.kind == "nested":
@@ -157,7 +158,7 @@ class TableParts(Protocol):
         """Raise ClosedError if it is closed."""
 
     def array_of(self, extent: Extent) -> Array:
-        """Open an extent for kernels, once."""
+        """Return the array of an extent for kernels; open it at the first call."""
 
     def runs(self, number: int) -> tuple[ColumnRun, ...]:
         """Return the runs of a column."""
@@ -174,7 +175,7 @@ class Column:
     name : str
     type : pyarrow.DataType
     rows : int
-        Of the table.
+        Number of rows of the table.
     """
 
     def __init__(self, home: TableParts, field: Any, number: int) -> None:
@@ -198,7 +199,7 @@ class Column:
 
     @property
     def runs(self) -> tuple[ColumnRun, ...]:
-        """The runs in which its rows lie, in order; checked against the file, but not read."""
+        """The runs that hold the column's rows, in order. They are checked against the file, but not read."""
         self._home.require_open()
         if self._runs is None:
             try:
@@ -223,8 +224,8 @@ class Column:
     def values(self) -> Array:
         """The values for kernels: an array over the extent of the only run.
 
-        The table opens it with its options, and closes it. A column of several runs has several: a kernel is launched
-        once a run, over ``run.values.array()``.
+        The table opens the array with the options of `open_table`, and closes it. A column of several runs has one
+        array per run: launch a kernel once for each run, over ``run.values.array()``.
 
         Raises
         ------
@@ -276,8 +277,8 @@ class Column:
     def arrow(self, first: int = 0, rows: int | None = None) -> Any:
         """Return rows [first, first + rows) as a `pyarrow.Array`; by default all from `first` on.
 
-        Within one run nothing is copied, except that strings and codes are read to check them; rows of several runs
-        are copied into one array.
+        Rows within one run are not copied, but strings and codes are read to check them. Rows of several runs are
+        copied into one array.
 
         Raises
         ------
@@ -308,7 +309,7 @@ class Column:
 
 
 def bounds(first: Any, rows: Any, total: int) -> tuple[int, int]:
-    """Return the rows [start, end) that are asked for.
+    """Return the rows [start, end) that `first` and `rows` name, of `total` rows.
 
     Raises
     ------
@@ -332,7 +333,8 @@ def checked_extent(
     Raises
     ------
     FormatError
-        It is too short, or was not left where it is: compressed, or of the other byte order.
+        The buffer is too short, or is not in the file as such, because the file is compressed or has the other byte
+        order.
     """
     assert layout.dtype is not None
     extent = Extent(file, 0, layout.dtype, shape)

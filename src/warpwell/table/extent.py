@@ -1,4 +1,4 @@
-"""`Extent`: items of a column in a file. `MappedFile`: the file's bytes in memory, zeros where it was cut."""
+"""`Extent`: items of a column in a file. `MappedFile`: the file's bytes in memory, zeros past a truncated end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MappedFile:
     path : str
         A regular file.
     direct : bool, optional
-        Whether pieces of it are read past the page cache, where that is possible; default: if they are sparse.
+        Whether pieces of the file are read past the page cache, if that is possible. Default: if the pieces are sparse.
 
     Attributes
     ----------
@@ -37,13 +37,13 @@ class MappedFile:
         Absolute.
     nbytes : int
     buffer : pyarrow.Buffer
-        All of its bytes.
+        All bytes of the file.
     direct : bool or None
 
     Raises
     ------
     MissingFileError, FormatError, OSError
-        It cannot be opened, or mapped.
+        The file cannot be opened or mapped.
     """
 
     def __init__(self, path: str, direct: bool | None = None) -> None:
@@ -62,7 +62,7 @@ class MappedFile:
         self.buffer = pa.foreign_buffer(self._mapping.address, self.nbytes, base=self._mapping)
 
     def require(self) -> None:
-        """Raise MediumError if the file was cut, or bytes of it could not be read."""
+        """Raise MediumError if the file was truncated, or bytes of it could not be read."""
         self._mapping.require()
         size = os.fstat(self._medium.fileno()).st_size
         if size < self.nbytes:  # the missing pages were not touched yet
@@ -89,7 +89,7 @@ class MappedFile:
         return self._medium.fileno()
 
     def read_alone(self, *, is_alone: bool) -> None:
-        """Set whether the system reads a page that is touched alone, or as much as 8 MiB after it as well."""
+        """Set whether the system reads a touched page alone, or also up to 8 MiB after it."""
         self._mapping.read_alone(is_alone)
 
     def pieces(self, starts: NDArray[np.int64], sizes: Any, parts: Sequence[int] = (0,)) -> Pieces:
@@ -120,13 +120,13 @@ def validate(array: Any) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Extent:
-    """Items that lie one after another in a file.
+    """Contiguous items in a file.
 
     Attributes
     ----------
     file : MappedFile
     offset : int
-        Byte of the file at which they begin; within the file, and not always a multiple of the item's size.
+        Byte of the file at which the items begin; within the file, and not always a multiple of the item's size.
     dtype : numpy.dtype
     shape : tuple of int
     """
@@ -154,7 +154,7 @@ class Extent:
     def numpy(self) -> NDArray[Any]:
         """Return the items as a read-only view of the mapping, without a copy.
 
-        If the file is cut meanwhile, the items behind its end are zeros, and the table's `close` raises.
+        If the file is truncated while the view is used, items past its end are zeros, and the table's `close` raises.
         """
         if not self.nbytes:
             return np.empty(self.shape, self.dtype)
@@ -162,14 +162,14 @@ class Extent:
         return flat.reshape(self.shape)
 
     def array(self, **options: Any) -> Array:
-        """Open the items as an array for kernels; `options` are those of `warpwell.open`, and it closes as such.
+        """Open the items as an array for kernels, with options of `warpwell.open`. The caller closes the array.
 
         Raises
         ------
         FormatError
             The file was replaced since the table was opened.
         MediumError
-            It was cut.
+            The file was truncated.
         """
         self.file.require()
         opened = open_array(self.path, dtype=self.dtype, shape=self.shape, offset=self.offset, **options)

@@ -31,17 +31,17 @@ from .zones import BLOCK_ROWS, SUFFIX, PartZones, compute_zones, write_zones
 BATCH_ROWS = 8 * BLOCK_ROWS
 
 PARTS = "parts.json"
-"""The file of a table's folder that names its Arrow files, in order."""
+"""Name of the file in a table's folder that lists the folder's Arrow files, in order."""
 SUFFIXES = (".arrow", ".feather", ".ipc")
-"""Endings of the names of tables of one file."""
+"""File name endings of tables that are a single file."""
 _FORMAT = {"format": "warpwell table", "version": 2}
 
 
 class Table:
-    """Columns on storage; nothing is loaded. See `open_table`.
+    """Columns on storage, of which none is loaded on opening. See `open_table`.
 
-    ``table["name"]`` and ``table[3]`` are columns (`Column`), ``len(table)`` its rows. A table is pickled as its path,
-    and opened again where it is unpickled.
+    ``table["name"]`` and ``table[3]`` are columns (`Column`), and ``len(table)`` is the number of rows. Pickling stores
+    the table's path, and unpickling opens the table again.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class Table:
         Raises
         ------
         FormatError
-            The index is described wrongly, or pandas does not have a column's type.
+            The file describes the index incorrectly, or pandas does not have a column's type.
         """
         imported("pandas")
         rows = self.arrow()
@@ -137,17 +137,19 @@ class Table:
             yield from part.to_batches()
 
     def where(self, filters: Any) -> Selection:
-        """Return the rows that match; only the columns that decide are read, and nothing is compiled for a query.
+        """Return the rows that match. Only columns that the filters name are read, and no query needs a compilation.
 
-        The first column of a conjunction is read in all blocks that may match, the others where rows are left.
+        Of columns in a conjunction, the first one is read in all blocks that may match, and each later one only at rows
+        that still match.
 
         Parameters
         ----------
         filters : list or polars.Expr
-            As of pyarrow: ``[("a", ">", 3), ("b", "in", [1, 2])]``, all of which must match, or a list of such lists,
-            of which one must match. Operators: = == != < > <= >= in, not in, and without a value is null, is not null.
-            Or an expression that Polars computes row by row; Polars evaluates what is not a comparison of a column with
-            values, on the rows that are left.
+            Filters as in pyarrow: ``[("a", ">", 3), ("b", "in", [1, 2])]``, a list of conditions that must all be true,
+            or a list of such lists, of which one must be true. The operators are =, ==, !=, <, >, <=, >=, in, not in,
+            and without a value is null and is not null. Or a Polars expression that is computed row by row: Warpwell
+            evaluates comparisons of a column with values, and then Polars evaluates the rest of the expression on the
+            rows that still match.
 
         Returns
         -------
@@ -156,19 +158,20 @@ class Table:
         Raises
         ------
         ArgumentError
-            No such column or operator, or a value that the column's type cannot represent exactly.
+            There is no such column or operator, or the column's type cannot represent a value exactly.
         DTypeError
             Columns of this type are not compared.
         FormatError, MediumError
-            The file is damaged, was cut, or cannot be read.
+            The file is damaged, was truncated, or cannot be read.
 
         Notes
         -----
-        In filters, a null matches no comparison, ``!=`` and ``not in`` included (pyarrow's ``not in`` takes it). Floats
-        compare as in IEEE 754: NaN is equal to nothing, not even in a list, and zeros of both signs are equal. A
-        float32 cannot represent 0.1: give ``numpy.float32(0.1)``. Timestamps with a time zone take a
-        `datetime.datetime` with one, decimals a `decimal.Decimal`, and dictionary columns their values. Strings compare
-        by code points. Expressions compare as Polars does: NaN is equal to itself and greater than all numbers.
+        In filters, a null matches no comparison, not even ``!=`` and ``not in`` (in pyarrow, a null matches ``not
+        in``). Floats compare as in IEEE 754: NaN is equal to nothing, not even to a NaN in a list, and zeros of both
+        signs are equal. For a float32 column, pass ``numpy.float32(0.1)``, because the column's type cannot represent
+        0.1 exactly. Compare timestamps that have a time zone with a `datetime.datetime` that has one, decimals with a
+        `decimal.Decimal`, and dictionary columns with their values. Strings compare by code points. Polars expressions
+        compare as Polars does: NaN is equal to itself and greater than all numbers.
         """
         self.require_open()
         return where(self, filters)
@@ -182,7 +185,7 @@ class Table:
         )
 
     def zones(self, number: int) -> tuple[PartZones, ...]:
-        """Return the zone maps of a column by its number, one a file with rows."""
+        """Return the zone maps of a column by its number, one for each file that has rows."""
         return tuple(
             PartZones(first, file.rows, file.zones(number))
             for first, file in zip(self._starts, self._files, strict=False)
@@ -194,7 +197,7 @@ class Table:
         return reader.__arrow_c_stream__(requested_schema)
 
     def array_of(self, extent: Extent) -> Array:
-        """Open an extent for kernels, with the table's options; once, and `close` closes it."""
+        """Return an extent's array for kernels. The first call opens it with the table's options; `close` closes it."""
         self.require_open()
         key = extent.path, extent.offset, extent.nbytes
         array = self._arrays.get(key)
@@ -253,13 +256,13 @@ class Table:
 
 
 def slices(table: Table, rows: int = BATCH_ROWS, columns: list[str | int] | None = None) -> Iterator[Any]:
-    """Yield the rows of a table as `pyarrow.Table` of `rows` rows each, and a last one of fewer."""
+    """Yield the rows of a table as `pyarrow.Table` of `rows` rows each; the last one may have fewer."""
     for first in range(0, table.rows, rows):
         yield table.arrow(first, min(rows, table.rows - first), columns)
 
 
 def open_table(path: str | os.PathLike[str], *, direct: bool | None = None, **options: Any) -> Table:
-    """Open a table; nothing is loaded.
+    """Open a table without loading its columns.
 
     Parameters
     ----------
@@ -267,11 +270,12 @@ def open_table(path: str | os.PathLike[str], *, direct: bool | None = None, **op
         An uncompressed Arrow IPC file or stream (Feather; ``.arrow`` files of Hugging Face's data sets), which is read
         in place, or a folder that `convert` wrote.
     direct : bool, optional
-        Whether rows of `Table.where` and `scan` are read past the page cache, in units of the drive's block, 512 bytes
-        or 4 KiB: fewer bytes are read, and the next query does not find them in the page cache. Default: if the rows
-        of a column take less than a quarter of the 4 KiB pages that contain them.
+        Whether `Table.where` and `scan` read rows past the page cache, in units of the drive's block size, 512 bytes or
+        4 KiB. Fewer bytes are read then, but the next query does not find them in the page cache. Default: rows of a
+        column are read in this way if they fill less than a quarter of the 4 KiB pages that contain them.
     **options
-        Of `Column.values` and `Column.valid`: ``device``, ``tier``, ``cache`` and others of `warpwell.open`.
+        Options of `warpwell.open` for the arrays of `Column.values` and `Column.valid`, such as ``device``, ``tier``
+        and ``cache``.
 
     Returns
     -------
@@ -375,8 +379,8 @@ def write_parts(path: Path, parts: Sequence[dict[str, Any]]) -> None:
 def index(path: str | os.PathLike[str]) -> None:
     """Write the zone maps and checksums of an Arrow file to ``<path>.zones``; replace an earlier index.
 
-    Queries skip blocks of rows by them, and `check` compares the file with its checksums. A file that changes later
-    needs another index: one that does not match is not used.
+    Queries skip blocks of rows by the zone maps, and `check` compares the file with the checksums. A file that changes
+    later needs another index, because an index that does not match its file is ignored.
 
     Parameters
     ----------
@@ -386,7 +390,7 @@ def index(path: str | os.PathLike[str]) -> None:
     Raises
     ------
     MissingFileError, FormatError, MediumError, StorageFullError
-        Nothing is left.
+        No part of the index is left.
     """
     name = checked_path(path)
     if os.path.isdir(name):
@@ -397,7 +401,7 @@ def index(path: str | os.PathLike[str]) -> None:
 
 
 def _without_ranges(schema: Any) -> Any:
-    """Return a schema without a ``RangeIndex`` of pandas: pyarrow would give it to any rows of the same number."""
+    """Return a schema without a pandas ``RangeIndex``, which pyarrow would give to any rows of equal number."""
     with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
         description = json.loads(schema.metadata[b"pandas"])
         description["index_columns"] = [name for name in description["index_columns"] if isinstance(name, str)]
@@ -406,7 +410,7 @@ def _without_ranges(schema: Any) -> Any:
 
 
 def _drop(files: Sequence[ArrowFile], arrays: dict[Any, Array]) -> None:
-    """Close what a table had open that was dropped."""
+    """Close the files and arrays of a dropped table."""
     for array in arrays.values():
         with contextlib.suppress(Exception):
             array.close()

@@ -55,7 +55,7 @@ class ColumnBatch:
     def numpy(self) -> dict[str, NDArray[Any]]:
         """Return a NumPy array of each column; nulls of numbers are NaN, other nulls None.
 
-        Arrays without nulls share no memory with Arrow, can be written, and go to other libraries by DLPack.
+        Arrays without nulls share no memory with Arrow, are writable, and can be passed to other libraries by DLPack.
         """
         arrays = {}
         if len(set(self.names)) != len(self.names):

@@ -36,9 +36,9 @@ MAX_FILTER_ROWS = 1 << 20
 
 
 class Selection:
-    """The rows that match, by their numbers, ascending. `take` reads columns of them; see `Table.where`.
+    """The numbers of the rows that match, ascending. `take` reads columns of these rows; see `Table.where`.
 
-    ``len(rows)`` is their count. The numbers are an array of int64 for NumPy and by DLPack.
+    ``len(rows)`` is the number of rows. NumPy and DLPack take a selection as an int64 array of row numbers.
     """
 
     def __init__(self, table: TableParts, numbers: NDArray[np.int64], counters: IoCounters | None = None) -> None:
@@ -93,7 +93,7 @@ class Selection:
     def gather(self, columns: Sequence[str | int] | str | None = None) -> dict[str, Any]:
         """Return columns of these rows in memory of the table's device, by `warpwell.gather`.
 
-        On "cuda" only bytes that storage puts into host memory pass through it.
+        On "cuda", data passes through host memory only if the storage delivers it there.
 
         Parameters
         ----------
@@ -103,13 +103,15 @@ class Selection:
         Returns
         -------
         dict of str to `DeviceArray` or ndarray
-            Values as they are stored, of dates and times integers; of fixed-size lists, shape (len(self), size). A
-            `DeviceArray`, which other libraries take by DLPack without a copy, of tables on "cuda"; else NumPy arrays.
+            Values as they are stored: dates and times are integers, and fixed-size lists have the shape (len(self),
+            size). For tables on "cuda", each array is a `DeviceArray`, which other libraries take by DLPack without a
+            copy; otherwise a NumPy array.
 
         Raises
         ------
         ArgumentError
-            Values of a column have several sizes, or a dictionary, or some are null: `take` returns these.
+            The values of a column have different sizes, are in a dictionary, or some are null. Use `take` for such a
+            column.
         MediumError
         """
         selected = self._columns(columns)
@@ -121,7 +123,7 @@ class Selection:
         return {name: result() for name, result in results.items()}
 
     def explain(self, columns: Sequence[str | int] | str | None = None) -> list[ColumnReads]:
-        """Return the reads so far; with `columns`, the reads that `take` of these would add.
+        """Return the reads so far. With `columns`, return the reads that `take` of these columns would add.
 
         The offsets of strings are read to find their bytes.
         """

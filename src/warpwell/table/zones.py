@@ -1,8 +1,8 @@
 """Zone maps and checksums of an Arrow file, in an Arrow stream: ``trips.arrow.zones`` for ``trips.arrow``.
 
-A block is 8,192 rows of the file. Of each block, the minimum, the maximum, the number of nulls, and whether there is a
-NaN let queries skip blocks that cannot match. The CRC-32C of each MiB lets `check` find damage. The last four bytes of
-the stream are its own CRC-32C.
+A block is 8,192 rows of the file. For each block, the file of zones has the minimum, the maximum, the number of nulls,
+and whether there is a NaN, so that queries skip blocks that cannot match. The CRC-32C of each MiB lets `check` find
+damage. The last four bytes of the stream are the CRC-32C of the stream itself.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from .layout import family_of, storage_of
 from .library import line_of
 
 BLOCK_ROWS = 8192
-"""Rows of a block."""
+"""Number of rows in a block."""
 CHECKED_BYTES = 1 << 20
-"""Bytes of one checksum."""
+"""Number of bytes that one checksum covers."""
 SUFFIX = ".zones"
 FILE_ID = b"warpwell.id"
-"""Key of an Arrow file's footer: a random name, by which the zones of a file that was copied are known to be its."""
+"""Key in an Arrow file's footer. Its value is a random name, which shows that zones belong to the file even if the file
+was copied."""
 
 _KEY = b"warpwell.zones"
 _log = logging.getLogger(__package__)
@@ -44,10 +45,10 @@ class ZoneMap:
     Attributes
     ----------
     minimum, maximum : pyarrow.Array
-        Of the column's type; of a dictionary column, of the type of its values. Null if a
-        block has no value but nulls and NaN. Zeros of both signs count as one value.
+        An item for each block, in the column's type, or for a dictionary column in the type of its values. Null if a
+        block has only nulls and NaN. Zeros of both signs count as one value.
     null_counts : ndarray of int64
-        Rows that are null, also by a null in a dictionary.
+        Number of null rows of each block, including rows whose dictionary value is null.
     has_nan : ndarray of bool
     """
 
@@ -58,9 +59,9 @@ class ZoneMap:
 
 
 class PartZones(NamedTuple):
-    """Rows of a table that are in one Arrow file, and the zone map of a column of it.
+    """The rows of a table that are in one Arrow file, and the zone map of a column of that file.
 
-    Blocks begin at row `first` of the table; `zones` is None without an index or an order.
+    The file's blocks begin at row `first` of the table; `zones` is None if there is no index, or the type has no order.
     """
 
     first: int
@@ -74,7 +75,7 @@ class Zones:
     Attributes
     ----------
     rows, nbytes : int
-        Of the Arrow file.
+        Numbers of rows and of bytes of the Arrow file.
     checksums : list of int
         The CRC-32C of each MiB of the Arrow file.
     """
@@ -102,7 +103,7 @@ class Zones:
             raise ValueError("it does not describe all rows and bytes")
 
     def is_of(self, path: str, file_id: str | None) -> bool:
-        """Return whether they describe an Arrow file as it is; `file_id` is the `FILE_ID` of its footer, if any."""
+        """Return whether the zones describe an Arrow file in its present state; `file_id` is its `FILE_ID` or None."""
         state, description = os.stat(path), self._description
         if description["bytes"] != state.st_size:
             return False
@@ -163,9 +164,9 @@ def write_zones(path: str, target: Path, file_id: str | None, zones: Zones) -> N
     path : str
     target : Path
     file_id : str or None
-        `FILE_ID` of its footer. Without one, the file is known by its size and the time of its last change.
+        `FILE_ID` in the file's footer. A file without one is identified by its size and the time of its last change.
     zones : Zones
-        Of its rows.
+        The zones of the file's rows.
     """
     state = os.stat(path)
     description = {

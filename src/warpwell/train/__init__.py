@@ -1,7 +1,7 @@
 """Training from storage: rows of arrays, tables and graphs, and records of stores, for training programs.
 
-A batch is a function of its number. So it is the same for any number of workers, and a killed run resumes with the next
-number.
+The content of a batch depends only on its number. So batches are the same for any number of workers, and a run that was
+killed can resume with the number of its next batch.
 
 Files, in the order in which a row meets them:
 

@@ -1,4 +1,4 @@
-"""`Dataset`: rows of arrays and tables, and records of stores, for data loaders."""
+"""`Dataset`: rows of arrays and tables, or records of stores, for data loaders."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from .records import (
 from .tensors import columns_of, set_default_collate, tensors_of
 
 SKIPPED = "skipped"
-"""Name of the field of a collated batch that lists the keys of records that were left out."""
+"""Name of the field of a collated batch with the keys of the records that were left out."""
 
 
 class DecodeError(errors.ArgumentError):
-    """`decode` raised an error for a record; it is the cause of this one.
+    """`decode` raised an error for a record. That error is the ``__cause__`` of this one.
 
     Attributes
     ----------
     key : bytes
         The key of the record.
     path : str
-        The file that holds the record of a store; otherwise the name of the data.
+        For a record of a store, the file that holds it; otherwise the name of the data.
     offset : int or None
-        Byte of the record in this file.
+        Byte offset of the record in this file.
     """
 
     key: bytes | None = None
@@ -98,58 +98,59 @@ class Records(Sequence[dict[str, Any]]):
 
 
 class Dataset:
-    """Records on storage by position: rows of arrays, of a table, or records of a store; nothing is loaded.
+    """Records on storage by position: rows of arrays or of a table, or records of a store. Opening loads none.
 
-    `DataLoader` accepts it, and PyTorch's ``DataLoader`` does, too.
+    Warpwell's `DataLoader` and PyTorch's ``DataLoader`` accept a dataset.
 
     Parameters
     ----------
     data : dict, Table, path or Store
-        A dict of fields: the value of each name is the path of a ``.npy`` file; ``(path, options of warpwell.open)``; a
-        NumPy array, which stays in memory; a column of a table; or an open array, for this process only. A table, or
-        the path of a table, stands for its columns. A record of a store is a dict of arrays if the store has a schema,
-        else bytes.
+        A dict of fields, each with a name and the path of a ``.npy`` file; ``(path, options of warpwell.open)``; a
+        NumPy array, which stays in memory; a column of a table; or an open array, which only this process can use. Or a
+        table, or the path of a table, with a field for each column. Or a store: a record is a dict of arrays if the
+        store has a schema, else bytes.
     columns : sequence of str, optional
         The columns of the table, or the fields of the store, to use. Default: all.
     join : sequence, optional
         More fields for the same keys: stores, tables and dicts of fields, as for `data`. A store must have a record for
-        each key; the keys of rows are their numbers. Values of a store without a schema are the field "value".
+        each key; the key of a row is its number. The values of a store without a schema become the field "value".
     keys : optional
-        The records to use: keys as for `warpwell.kv.Store.get_many`, or row numbers. Default: all records that there
-        are now, in the order of `warpwell.kv.Store.keys_array`.
+        The records to use: keys as for `warpwell.kv.Store.get_many`, or row numbers. Default: all records that exist
+        when the dataset is created, in the order of `warpwell.kv.Store.keys_array`.
     key_field : str, optional
-        Name of a field to add, which has the key or row number of each record. Values of a store without a schema are
-        then the field "value".
+        Name of a field to add, with the key or row number of each record. The values of a store without a schema then
+        become the field "value".
     decode : callable, optional
-        Called with each record, a dict of its fields or bytes, in the thread or worker process that reads the batch:
-        ``decode(record) -> record``. If it returns dicts, arrays (or tensors, or numbers) of one shape are stacked, and
-        all other fields are lists; else the batch is the list of its results. Spawned workers import it by name.
+        ``decode(record) -> record``, called with each record (a dict of its fields, or bytes) in the thread or worker
+        process that reads the batch. If it returns dicts, a field whose arrays, tensors or numbers have one shape is
+        stacked, and any other field becomes a list. If it returns anything else, the batch is the list of results.
+        Spawned workers import the function by name.
     on_error : {"raise", "skip"}
-        "skip" leaves out records of batches that are damaged, that the drive cannot read, that were deleted, or for
-        which `decode` raises: the batches of `DataLoader` and `__getitems__` have fewer rows. A batch of several
-        records of which none can be read raises the error.
+        "skip" leaves out records that are damaged, that the drive cannot read, that were deleted, or for which `decode`
+        raises: batches of `DataLoader` and `__getitems__` then have fewer rows. If none of the records of a batch can
+        be read, and the batch has several, the error is raised all the same.
 
     Raises
     ------
     ArgumentError
-        There are no fields, they differ in their number of rows, or a column has nulls. On access: `decode` raised an
-        error for a record; the message names its key.
+        There are no fields, the fields differ in their number of rows, or a column has nulls. When a record is read:
+        `decode` raised an error; the message names the key of the record.
     DTypeError
-        A field does not have numbers.
+        The items of a field are not numbers.
     MissingFileError, FormatError
     KeyMissingError
-        Joined rows lack a key. On access: a store lacks a key, which was deleted, or is not in a joined store.
+        Joined rows lack a key. When a record is read: its key was deleted from a store, or is not in a joined store.
     ForkError
-        On access in a forked process if the store is open for writing; on pickling if it is open for writing or on a
-        GPU.
+        The store is open for writing, and a forked process reads from it; or the dataset is pickled, and the store is
+        open for writing or on a GPU.
 
     Notes
     -----
     A dataset is pickled as paths. Each process, forked or spawned, opens arrays and tables again at its first read. A
     forked process uses the store of its parent, with the records as of the fork; a spawned one opens the store again.
 
-    ``(path, {"device": "cuda"})`` is gathered to GPU memory, where `collate` makes tensors. CUDA does not work in
-    forked workers: use ``num_workers=0`` or spawned workers.
+    Rows of a field ``(path, {"device": "cuda"})`` are gathered to GPU memory, and `collate` makes tensors there. CUDA
+    does not work in forked workers: use ``num_workers=0`` or spawned workers.
     """
 
     def __init__(
@@ -205,7 +206,7 @@ class Dataset:
         return Records(batch, {})[0] if isinstance(batch, dict) else batch[0]
 
     def __getitems__(self, indices: NDArray[Any] | Sequence[int]) -> Records | list[Any]:
-        """Return several records, read together; errors as for `take`, unless `on_error` is "skip"."""
+        """Return several records, read together. Raises as `take` does, unless `on_error` is "skip"."""
         keys = self._keys.take(rows_of(indices, len(self), self._reader.name))
         batch, skipped = self._finish(keys, partial(self._reader.read, keys), self._reader.read)
         if not isinstance(batch, dict):
@@ -233,12 +234,12 @@ class Dataset:
 
     @staticmethod
     def collate(batch: Any) -> dict[str, Any]:
-        """Return records as tensors that share their memory: the ``collate_fn`` of PyTorch's ``DataLoader``.
+        """Return a batch as tensors that share its memory: the ``collate_fn`` of PyTorch's ``DataLoader``.
 
         Parameters
         ----------
         batch : Records or list of dict
-            From `Dataset`. Fields of a list are stacked.
+            A batch, or a list of records, of a `Dataset`. The fields of the records of a list are stacked.
 
         Returns
         -------
@@ -282,7 +283,7 @@ class Dataset:
     def _finish(
         self, keys: Keys, wait: Callable[[], Any], read_again: Callable[[Keys], Any] | None
     ) -> tuple[Any, list[int | bytes]]:
-        """Return a batch with keys and decoded, and the keys of the records that were left out.
+        """Return a batch, decoded and with its field of keys, and the keys of the records that were left out.
 
         Parameters
         ----------

@@ -1,8 +1,8 @@
-"""`Sampler`: the shuffled order of the epochs of a dataset, and the place to resume at. `DataLoader`: its records.
+"""`Sampler`: the shuffled order of each epoch of a dataset, and the position in it. `DataLoader`: its records.
 
-Each seed and epoch has one order, for any number of ranks. It is cut into global batches of
-``batch_size * world_size`` consecutive positions, and rank r takes the r-th of `world_size` consecutive parts of each.
-Therefore:
+Each seed and epoch has one order, for any number of ranks. The order is cut into global batches of ``batch_size *
+world_size`` consecutive positions. A global batch is cut into `world_size` consecutive parts, and rank r takes the r-th
+part. Therefore:
 
 - the concatenated batches of all ranks are the order itself. A single rank with `world_size` times the batch size has
   the same global batches, row for row; one with the same batch size has the ranks' batches one after another (except
@@ -35,36 +35,36 @@ _logger = logging.getLogger(__name__)
 
 STATE_VERSION = 1
 _MIN_POSITIONS = 1 << 14
-"""Positions of an order that are computed at once, which is faster than batch by batch."""
+"""Number of positions of an order that are computed at a time, which is faster than batch by batch."""
 
 
 class Sampler:
     """The positions of each batch in a dataset: a ``batch_sampler`` of PyTorch's ``DataLoader`` that can resume.
 
-    Each iteration is one epoch; its items are lists of positions. `DataLoader` has the same batches for the same
-    options, and each loads the state of the other.
+    Each iteration is one epoch; its items are lists of positions. With the same options, a `DataLoader` has the same
+    batches, and either class loads a state of the other.
 
     Parameters
     ----------
     dataset : Dataset
     batch_size : int
-        Rows per batch and rank.
+        Number of rows per batch of one rank.
     shuffle : bool
         If False, records come in the order of the keys.
     seed : int
         Orders of different seeds are unrelated. All ranks must use the same seed.
     rank, world_size : int
-        The part of each global batch to deliver.
+        Number of this rank, from 0, and number of ranks: they select the part of each global batch to return.
     drop_last : bool
         Skip the last global batch of an epoch if it is incomplete.
 
     Attributes
     ----------
     epoch : int
-        The current epoch, or the next one between two iterations.
+        The current epoch; between two iterations, the next epoch.
     skipped : list of int and bytes
-        Keys, or row numbers, of the records that this rank has left out, which are part of the state. A loop over
-        PyTorch's ``DataLoader`` passes the field "skipped" of each batch to `record_skipped`.
+        Keys, or row numbers, of the records that this rank has left out. They are part of the state. If you loop over
+        PyTorch's ``DataLoader``, pass the field "skipped" of each batch to `record_skipped`.
 
     Raises
     ------
@@ -107,7 +107,7 @@ class Sampler:
 
     @property
     def epoch(self) -> int:
-        """The current epoch, or the next one between two iterations."""
+        """The current epoch; between two iterations, the next epoch."""
         return self._progress.epoch + self._progress.is_over
 
     @property
@@ -144,22 +144,22 @@ class Sampler:
                 self.skipped.append(key)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that the next iteration delivers, from its start."""
+        """Let the next iteration return this epoch, from the start of the epoch."""
         self._progress = Progress(checked_integer(epoch, "epoch", minimum=0), 0)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """Return a place in the order, as numbers that fit JSON and pickle.
+        """Return a position in the order, as numbers that fit JSON and pickle.
 
-        It is the same for all ranks after the same number of batches, and does not depend on how many ranks there are,
-        except for ``"skipped"``: the rank's list of that name, in which keys of bytes are in hexadecimal.
-        The first call reads all keys once, for a checksum.
+        After the same number of batches, the state is the same for all ranks, whatever their number, except for the
+        item ``"skipped"``: the rank's `skipped`, with bytes keys in hexadecimal. The first call reads all keys once,
+        for a checksum.
 
         Parameters
         ----------
         batches : int, optional
-            The place after this number of batches of the current iteration. Default: after the last batch that was
-            delivered. PyTorch's ``DataLoader`` draws batches from a `Sampler` ahead of its workers: pass the number of
-            batches that your loop has received.
+            Return the position after this number of batches of the current iteration. Default: after the last batch
+            that was returned. PyTorch's ``DataLoader`` takes batches from a `Sampler` early, for its workers, so pass
+            the number of batches that your loop has received.
 
         Raises
         ------
@@ -190,13 +190,13 @@ class Sampler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume at a place: the next iteration delivers the rest of its epoch.
+        """Resume at a position: the next iteration returns the rest of that epoch.
 
         Parameters
         ----------
         state : dict
-            From `state_dict` of a sampler or loader with any batch size and any number of ranks. `seed` and `shuffle`
-            are set to the state's.
+            The result of `state_dict` of a sampler or loader with any batch size and any number of ranks. The `seed`
+            and `shuffle` of the state replace those of this object.
 
         Raises
         ------
@@ -245,7 +245,7 @@ class Sampler:
         return self.dataset.checksum()
 
     def _parts(self, progress: Progress) -> Iterator[Part]:
-        """Return an iterator of this rank's parts of an epoch, from a place."""
+        """Return an iterator over this rank's parts of an epoch, from a position on."""
         order = Permutation(self.samples, self.seed, progress.epoch) if self.shuffle and self.samples else None
         global_size = self.batch_size * self.world_size
         step = global_size * max(1, _MIN_POSITIONS // self.batch_size)
@@ -267,7 +267,7 @@ class Sampler:
 
 
 class Progress:
-    """A place in an epoch.
+    """A position in an epoch.
 
     Attributes
     ----------
@@ -275,9 +275,9 @@ class Progress:
     first, position : int
         The positions in the order at which the iteration begins, and at which the last delivered batch ends.
     is_started : bool
-        Whether an iteration has begun here; the next one is the next epoch.
+        Whether an iteration has begun here, so that the next iteration is the next epoch.
     is_over : bool
-        Whether a `Sampler` has delivered all positions; the loop may still wait for batches.
+        Whether a `Sampler` has returned all positions; the loop may still wait for batches of them.
     """
 
     def __init__(self, epoch: int, position: int) -> None:
@@ -299,29 +299,30 @@ class DataLoader(Sampler):
     Parameters
     ----------
     data : Dataset, Store, dict, Table or path
-        A `Dataset`, or its first argument. Batches are dicts of arrays ``(rows, *shape)``: NumPy arrays in C order, or
-        device arrays (DLPack) of arrays on "cuda" and of a store with a schema on a GPU. A ragged field of a store is a
-        `Ragged` on the host. Batches of a store without a schema are lists of bytes.
+        A `Dataset`, or the first argument of `Dataset`. Batches are dicts of arrays ``(rows, *shape)``. These are NumPy
+        arrays in C order; for arrays on "cuda", and for a store with a schema on a GPU, they are device arrays
+        (DLPack). A ragged field of a store is a `Ragged` on the host. Batches of a store without a schema are lists of
+        bytes.
     batch_size : int
-        Rows per batch and rank.
+        Number of rows per batch of one rank.
     shuffle : bool
         If False, records come in the order of the keys.
     seed : int
         Orders of different seeds are unrelated. All ranks must use the same seed.
     prefetch : int
-        Number of batches to fetch ahead; with 0 a batch is fetched when it is requested.
+        Number of batches to fetch ahead; with 0, a batch is fetched only when the loop requests it.
     rank, world_size : int
-        The part of each global batch to deliver.
+        Number of this rank, from 0, and number of ranks: they select the part of each global batch to return.
     drop_last : bool
         Skip the last global batch of an epoch if it is incomplete.
     **options
-        Options of `Dataset`, if `data` is not one: ``keys=range(1000)`` as a training split, `key_field`, `join`,
-        `decode`, `on_error`.
+        Options of `Dataset`, if `data` is not a `Dataset`: `keys`, such as ``range(1000)`` for a training split,
+        `key_field`, `join`, `decode` and `on_error`.
 
     Attributes
     ----------
     epoch : int
-        The current epoch, or the next one between two iterations.
+        The current epoch; between two iterations, the next epoch.
     skipped : list of int and bytes
         Keys, or row numbers, of the records that this rank has left out.
 
@@ -334,10 +335,9 @@ class DataLoader(Sampler):
 
     Notes
     -----
-    An iteration that is left early ends its epoch: the next iteration is the next epoch, so that a loop over a limited
-    number of batches does not see the same samples each time. To continue in the middle of an epoch, keep the iterator,
-    or load a state from `state_dict`. All ranks must start the same number of iterations, or call `set_epoch` before
-    each.
+    Leaving an iteration early ends its epoch: the next iteration is the next epoch. So a loop over a limited number of
+    batches does not see the same samples each time. To continue in the middle of an epoch, keep the iterator, or load a
+    state from `state_dict`. All ranks must start the same number of iterations, or call `set_epoch` before each.
     """
 
     def __init__(
@@ -371,7 +371,7 @@ class Future(Protocol):
     """The interface of the future of a batch."""
 
     def wait(self) -> Any:
-        """Return the result, or raise."""
+        """Return the result, or raise the error of the read."""
 
 
 class Prefetch(Generic[Request]):
@@ -388,8 +388,8 @@ class Prefetch(Generic[Request]):
     submit : callable
         Returns a future for a request without waiting.
     depth : int
-        Maximum number of results in flight or ready, without the result that was delivered last. With 0 a request is
-        submitted when its result is requested.
+        Maximum number of results in flight or ready, not counting the result that was returned last. With 0, a request
+        is submitted when the caller asks for its result.
     """
 
     def __init__(self, requests: Iterator[Request], submit: Callable[[Request], Future], depth: int) -> None:

@@ -1,6 +1,6 @@
 """`Neighbors`: sampled neighborhoods of batches of vertices, in a graph on storage.
 
-Batch `number` is a function of the seed and of `number`, in any process:
+A batch depends only on its number and the seed, in any process:
 
 - vertices: positions ``batch * batch_size`` and following of the order of the epoch (`warpwell.kv.Permutation`);
 - draws: 64-bit words of Philox, keyed by seed and number. NumPy keeps the raw words of Philox the same in each version,
@@ -67,7 +67,7 @@ class Neighborhood:
 
 
 class Neighbors:
-    """Neighborhoods by the number of the batch: ``neighbors[number]``.
+    """Sampled neighborhoods by batch number: ``neighbors[number]``.
 
     Epoch e has the batches ``e * len(neighbors)`` to ``(e + 1) * len(neighbors) - 1``; the number of epochs is not
     limited. Only the needed offsets and edges are read from storage.
@@ -75,16 +75,16 @@ class Neighbors:
     Parameters
     ----------
     graph : Graph or path
-        The neighbors of a vertex are the vertices with an edge to it: a directed graph needs its in-edges.
+        The neighbors of a vertex are the vertices that have an edge to it, so a directed graph needs in-edges.
     fanouts : sequence of int
         Maximum number of neighbors to draw per vertex at each hop; -1 for all.
     batch_size : int
         Vertices per batch.
     vertices : array of int, optional
-        The vertices to sample neighborhoods of, such as those with a label. Default: all.
+        The vertices whose neighborhoods are sampled, such as the vertices with a label. Default: all.
     seed : int
     shuffle : bool
-        If False, each epoch has the vertices in their order.
+        If False, each epoch takes the vertices in the order of `vertices`.
     drop_last : bool
         Skip an incomplete last batch of an epoch.
 
@@ -179,7 +179,7 @@ class Neighbors:
     def loader(
         self, features: Dataset | Mapping[str, Any], batches: Iterable[int] | None = None, **options: Any
     ) -> Any:
-        """Return PyTorch's ``DataLoader`` of some batches, in the given order.
+        """Return a ``DataLoader`` of PyTorch over some batches, in the order of `batches`.
 
         An item is a ``Data`` of PyTorch Geometric with the features of its nodes, ``edge_index``, ``n_id`` (vertices),
         ``e_id`` (positions in the file of edges), ``input_id`` (the vertices of the batch), ``batch_size`` (their
@@ -189,7 +189,7 @@ class Neighbors:
         Parameters
         ----------
         features : Dataset or dict
-            Rows by vertex, or the fields of a `Dataset` of them.
+            A dataset whose row v belongs to vertex v, or a dict of the fields of such a dataset.
         batches : iterable of int, optional
             Numbers of batches. Default: the first epoch.
         **options
@@ -199,14 +199,15 @@ class Neighbors:
         Raises
         ------
         ArgumentError
-            PyTorch Geometric is not installed, or as for `Dataset`.
+            PyTorch Geometric is not installed; or see `Dataset`.
         DTypeError, MissingFileError, FormatError
-            As for `Dataset`.
+            See `Dataset`.
         """
         refused = sorted({"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"} & {*options})
         if refused:
             raise errors.ArgumentError(
-                f"{refused[0]}= is decided by Neighbors: pass the numbers of batches as batches=", name=refused[0]
+                f"{refused[0]}= is decided by Neighbors: to choose batches, pass their indices as batches=",
+                name=refused[0],
             )
         data = _Batches(self, features if isinstance(features, Dataset) else Dataset(features))
         numbers = range(len(self)) if batches is None else [*batches]

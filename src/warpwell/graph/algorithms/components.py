@@ -46,7 +46,7 @@ def _parent(parents, vertex):
 
 @device
 def _link(u, v, parents):
-    """Join the trees of two vertices (thread). The larger root becomes a child of the smaller vertex.
+    """Join the trees of two vertices (thread). The larger of the two roots becomes a child of a smaller vertex.
 
     Parents only ever become smaller, so a stale one is still an ancestor in the same tree.
     """
@@ -127,10 +127,10 @@ def connected_components(
 ) -> Result:
     """Find the connected components of an undirected graph, reading its edges on demand.
 
-    The algorithm is Afforest ("Optimizing Parallel Graph Connectivity Computation via Subgraph Sampling",
-    Sutton, Ben-Nun, Barak, 2018), which the GAP benchmark uses too: every vertex is linked with its first four
-    neighbours, which are in device memory, then the largest component is guessed from a sample, and the other
-    neighbours are read for vertices outside of it only. Few edges of a graph with one large component are ever read.
+    The algorithm is Afforest ("Optimizing Parallel Graph Connectivity Computation via Subgraph Sampling", Sutton,
+    Ben-Nun, Barak, 2018), which the GAP benchmark uses too: every vertex is linked with its first four neighbours,
+    which are in device memory, then the largest component is guessed from a sample, and the other neighbours are read
+    only for vertices outside of that component. If a graph has one large component, few of its edges are read.
 
     Parameters
     ----------
@@ -145,8 +145,8 @@ def connected_components(
     Returns
     -------
     Result
-        Its values are the smallest vertex of each vertex's component: int64. Its count is the number of components; a
-        vertex without edges is one.
+        Its values are the smallest vertex number of each vertex's component, int64. Its count is the number of
+        components; a vertex without edges is a component of its own.
 
     Raises
     ------
@@ -195,7 +195,7 @@ class _Components(Work):
         run.launch(_compress, vertices, parents, vertices)
 
     def result(self) -> tuple[NDArray[Any], int, int]:
-        """Return the smallest given number of each vertex's component, the number of components, and two passes."""
+        """Return the smallest input number of each vertex's component, the number of components, and two passes."""
         roots, vertices = to_host(self.parents).astype(np.int64), self.graph.vertices
         smallest = np.full(vertices, vertices)
         np.minimum.at(smallest, roots, self.graph.stored_order())

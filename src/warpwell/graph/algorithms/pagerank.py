@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import operator
 from pathlib import Path
@@ -54,8 +55,8 @@ def _gather(edges, offsets, items, count, window, shares, sums, counters):
 def _step(offsets, ranks, shares, sums, base, damping, threads, change, dangling, totals):
     """Compute ranks of the sums, and the share that each vertex gives along each of its edges; reset the sums.
 
-    The change of all ranks is added to item `change` of the totals, and the rank of vertices without edges to item
-    `dangling`. A thread takes every `threads`-th vertex.
+    The kernel adds the change of all ranks to item `change` of the totals, and the rank of vertices without outgoing
+    edges to item `dangling`. A thread takes every `threads`-th vertex.
     """
     v = grid(1)
     changed = 0.0
@@ -87,22 +88,22 @@ def pagerank(
     progress: Progress | None = None,
     **options: Any,
 ) -> Result:
-    """Compute PageRank, reading the edges once an iteration, in order.
+    """Compute PageRank, reading the edges in order, once per iteration.
 
-    Power iteration ("The PageRank Citation Ranking", Page, Brin, Motwani, Winograd, 1998): each vertex pulls from the
-    vertices whose edges arrive, a warp a vertex, and gives the same to each of its own edges; edges that are repeated
-    count as often. The rank of vertices without edges is spread over all, as in NetworkX. Ranks and sums are float64,
-    24 bytes a vertex in device memory.
+    Power iteration ("The PageRank Citation Ranking", Page, Brin, Motwani, Winograd, 1998): each vertex, handled by one
+    warp, sums the shares of the vertices that have an edge to it, and gives an equal share of its own rank to each of
+    its edges. A repeated edge counts each time. The rank of vertices without outgoing edges is spread over all
+    vertices, as in NetworkX. Ranks and sums are float64, and take 24 bytes per vertex in device memory.
 
     Parameters
     ----------
     graph : Graph, LoadedGraph or path-like
         An undirected graph, or one with in-edges.
     damping : float, default 0.85
-        Part of the rank that follows edges, 0 to 1.
+        Fraction of the rank that follows edges, 0 to 1.
     tolerance : float, default 1e-6
-        Iterations end once the sum of the absolute changes of all ranks is below it. (NetworkX multiplies its own by
-        the number of vertices.)
+        Iterations end when the sum of the absolute changes of all ranks is below this value. (NetworkX multiplies its
+        tolerance by the number of vertices.)
     iterations : int, default 100
         Maximum number of iterations.
     progress : callable, optional
@@ -115,8 +116,8 @@ def pagerank(
     Returns
     -------
     Result
-        Its values are the ranks: float64, with a sum of 1. `rounds` is the number of iterations; they converged if
-        `change` is below the tolerance.
+        Its values are the ranks, float64, with a sum of 1. `rounds` is the number of iterations; the ranks have
+        converged if `change` is below the tolerance.
 
     Raises
     ------
@@ -175,6 +176,15 @@ class _PageRank(Work):
             self.change, lost = (float(x) for x in run.read(self.totals)[2 * self.rounds : 2 * self.rounds + 2])
             if self.change < self.tolerance:
                 break
+        else:
+            if self.tolerance and not run.failed:
+                logging.getLogger(__package__).warning(
+                    "the ranks changed by %.3g in the last of %d iterations, and the tolerance is %g: allow more "
+                    "iterations",
+                    self.change,
+                    self.rounds,
+                    self.tolerance,
+                )
 
     def result(self) -> tuple[NDArray[Any], int, int]:
         """Return the ranks, their number, and the iterations."""

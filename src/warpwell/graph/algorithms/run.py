@@ -27,11 +27,12 @@ class Result:
     Attributes
     ----------
     values : ndarray, shape (vertices,)
-        A value for each vertex, in the given numbers, as each algorithm describes it. Empty for `triangles`.
+        A value for each vertex, by the vertex numbers of the input; each algorithm describes it. Empty for `triangles`.
     count : int
-        Vertices with a path from the source (`bfs`, `sssp`), components, triangles, or vertices (`pagerank`).
+        Number of vertices with a path from the source (`bfs`, `sssp`), of components, of triangles, or of all vertices
+        (`pagerank`).
     rounds : int
-        Levels of `bfs`: the largest one; iterations of `pagerank`; rounds of the other algorithms.
+        Largest level (`bfs`), number of iterations (`pagerank`), or number of rounds (all other algorithms).
     seconds : float
         Time of the algorithm, without opening the graph and compiling kernels.
     stats : Statistics
@@ -87,7 +88,7 @@ def execute(
     start: Callable[[LoadedGraph], Work],
     progress: Progress | None,
 ) -> Result:
-    """Run an algorithm on a loaded graph, which stays open, or on one that is opened with options for it.
+    """Run an algorithm on a loaded graph, which stays open, or on a graph that is opened with `options` for this run.
 
     `check` raises if the graph does not suit the algorithm, before anything is loaded.
     """
@@ -103,7 +104,7 @@ def execute(
 
 
 def measure(work: Work, loaded: LoadedGraph, progress: Progress | None) -> Result:
-    """Run an algorithm, and return its result in the given numbers."""
+    """Run an algorithm, and return its result by the vertex numbers of the input."""
     report = progress or (lambda stage, done, total: None)
     before, started = loaded.edges.stats, time.perf_counter()
     with Run(loaded, report, *work.arrays) as run:
@@ -121,15 +122,15 @@ def measure(work: Work, loaded: LoadedGraph, progress: Progress | None) -> Resul
 class Run:
     """The launches of one algorithm (a context).
 
-    To begin and end a launch with an array on storage takes half a millisecond (service threads wake, errors are
-    checked), and a traversal launches a kernel or two a level: so its arrays begin with the first kernel that reads
-    them, and end with the context, which raises the error that device code latched.
+    Beginning and ending a launch with an array on storage takes half a millisecond (service threads wake up, errors are
+    checked), and a traversal launches one or two kernels per level. So the arrays begin only one launch, with the first
+    kernel that reads them, and end it when the context ends, which raises the error that device code latched.
 
     Parameters
     ----------
     loaded : LoadedGraph
     report : callable
-        Is called before and after a kernel is compiled, when it is first launched.
+        Called before and after a kernel is compiled, at its first launch.
     *arrays : Array
         The arrays of the graph that its kernels index.
 
@@ -161,13 +162,18 @@ class Run:
         try:
             self._wait()
         finally:
-            finish(self._started, self._flag)
+            self._end()
 
     def _begin(self) -> None:
         """Begin a launch with the arrays, unless it has begun."""
         if not self._views:
             views = begin(self._arrays, self._started, self._arrays, self._flag)
             self._views = {id(array): view for array, view in zip(self._arrays, views, strict=True)}
+
+    def _end(self) -> None:
+        """End the launch with the arrays, if it has begun."""
+        ended, self._started[:], self._views = list(self._started), [], {}
+        finish(ended, self._flag)
 
     def abort(self) -> None:
         """Abort all waits of device code (on Ctrl-C)."""
@@ -192,9 +198,11 @@ class Run:
         reads = any(value is array for value in args for array in self._arrays)
         if reads:
             self._begin()
-        views = [self._views.get(id(a), a) for a in args]
         if kernel not in self._compiled:
-            self._compile(kernel, shape, views)
+            self._compile(kernel, shape, [self._views.get(id(a), a) for a in args])
+            if reads:
+                self._begin()
+        views = [self._views.get(id(a), a) for a in args]
         if self._series is not None:
             self._series.launch(kernel, (shape,), views)
             if reads and not self.loaded.in_memory:
@@ -213,6 +221,7 @@ class Run:
         elif self.loaded.device == "cpu":
             from ...targets.compiler import compile_launch
 
+            self._end()  # During a launch the I/O threads poll, which takes a fifth of a core from the compiler.
             compile_launch(kernel, views)
         self._compiled.add(kernel)
         self.compile_seconds += time.perf_counter() - started

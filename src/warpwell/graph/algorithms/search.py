@@ -328,14 +328,14 @@ def bfs(
 ) -> Result:
     """Search a graph breadth-first, reading its edges on demand.
 
-    A large level first pulls ("Direction-Optimizing Breadth-First Search", Beamer, Asanovic, Patterson, 2012) along
-    the first neighbours of each vertex, which are in device memory: a vertex that is not found yet looks for a
-    neighbour that is. If vertices remain, either their other edges are read, or the edges of the frontier are
-    pushed: the direction that reads less. If all edges are in device memory, it pulls along all of them at once.
-    Pushing, a warp takes a vertex of the frontier (or a segment of a large one) and its lanes read adjacent edges,
-    so their pages are fetched together. Small frontiers of edges in memory are visited by one block, several levels
-    in one launch. Graphs without in-edges only push. Levels, offsets, first neighbours and frontier are in device
-    memory: about 36 bytes a vertex.
+    A large level is first pulled ("Direction-Optimizing Breadth-First Search", Beamer, Asanovic, Patterson, 2012) along
+    the first neighbours of each vertex, which are in device memory: each vertex that is not found yet looks for a
+    neighbour that is found. For the vertices that remain, the search either reads their other edges, or pushes along
+    the edges of the frontier, whichever reads less. If all edges are in device memory, it pulls along all of them at
+    once. In a push, a warp takes a vertex of the frontier (or a segment of a large one) and its lanes read adjacent
+    edges, so their pages are fetched together. If edges are in memory and the frontier is small, one block visits
+    several levels in one launch. Graphs without in-edges are only pushed. Levels, offsets, first neighbours and
+    frontier are in device memory, about 36 bytes per vertex.
 
     Parameters
     ----------
@@ -345,8 +345,8 @@ def bfs(
         The vertex to start from.
     progress : callable, optional
         Called as ``progress(stage, done, total)``: ``"compile"`` (0, 1 of 1) for each kernel; ``"search"`` with the
-        current level and a total of 0, as it is not known. In memory, levels of few edges that follow one another are
-        visited in one launch, and only the first of them is reported.
+        current level and a total of 0, because the number of levels is unknown. If edges are in memory, one launch
+        visits several consecutive levels that have few edges, and only the first of them is reported.
     **options
         ``device``, ``tier``, ``cache``, ``page_size``, ``stats`` and more, as for `LoadedGraph`; not allowed if `graph`
         is a `LoadedGraph`.

@@ -150,19 +150,20 @@ def sssp(
 ) -> Result:
     """Find the shortest paths from a vertex over edges with weights, reading the edges on demand.
 
-    Delta-stepping ("Delta-stepping: a parallelizable shortest path algorithm", Meyer, Sanders, 2003): vertices whose
-    distance became shorter wait; those in the nearest bucket, `delta` wide, follow all their edges, in launches of a
-    warp a vertex, until none of the bucket waits. A float distance is the smallest of the sums in float64, as SciPy's.
+    Delta-stepping ("Delta-stepping: a parallelizable shortest path algorithm", Meyer, Sanders, 2003): a vertex whose
+    distance became shorter waits. The waiting vertices in the nearest bucket, which is `delta` wide, follow all their
+    edges, in launches with one warp per vertex, until no vertex of the bucket waits. A float distance is the smallest
+    of the sums in float64, as in SciPy.
 
     Parameters
     ----------
     graph : Graph, LoadedGraph or path-like
-        A graph with weights, none of them below 0; edges are followed in their direction.
+        A graph with weights of at least 0; edges are followed in their direction.
     source : int
         The vertex to start from.
     delta : float, optional
-        Width of a bucket, above 0. By default 32 mean weights divided by the mean degree: wide buckets follow edges
-        that do not count, narrow ones need more launches.
+        Width of a bucket, above 0. Default: 32 times the mean weight divided by the mean degree. Wide buckets follow
+        more edges that shorten no path, and narrow ones need more launches.
     progress : callable, optional
         Called as ``progress(stage, done, total)``: ``"compile"`` (0, 1 of 1) for each kernel; ``"search"`` with the
         round and a total of 0, as it is not known.
@@ -174,12 +175,12 @@ def sssp(
     -------
     Result
         Its values are the sums of the weights on a shortest path from the source: int64, or float64 if the weights are
-        float32. If there is no path, the largest int64, or inf.
+        float32. Vertices without a path have the largest int64, or inf.
 
     Raises
     ------
     ArgumentError
-        The graph has no weights, or one below 0; `source` is not a vertex, or an option is out of range.
+        The graph has no weights or a negative weight, `source` is not a vertex, or an option is out of range.
     FormatError
         The files of the graph contradict each other.
     KernelError

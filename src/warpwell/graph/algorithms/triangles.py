@@ -120,9 +120,10 @@ def _count(successors, starts, edges, counters):
 def triangles(graph: Graph | LoadedGraph | str | Path, *, progress: Progress | None = None, **options: Any) -> Result:
     """Count the triangles of an undirected graph, reading its edges twice, in order.
 
-    Each edge is kept in the direction of the vertex of higher degree, so that no list is long, and the lists of the two
-    ends of each are intersected ("Main-memory triangle computations for very large (sparse (power-law)) graphs",
-    Latapy, 2008). These lists are in device memory: 4 bytes for every two edges, and 16 bytes a vertex.
+    Each edge is kept only in the direction to the vertex of higher degree, so that no list of neighbours is long. Then,
+    for each edge, the lists of its two ends are intersected ("Main-memory triangle computations for very large (sparse
+    (power-law)) graphs", Latapy, 2008). The lists are in device memory: 4 bytes for every two edges, and 16 bytes per
+    vertex.
 
     Parameters
     ----------
@@ -137,8 +138,8 @@ def triangles(graph: Graph | LoadedGraph | str | Path, *, progress: Progress | N
     Returns
     -------
     Result
-        Its count is the number of triangles, which are sets of three vertices of which each two are neighbours; edges
-        from a vertex to itself and repeated edges do not add any. Its values are empty.
+        Its count is the number of triangles: sets of three vertices that are all neighbours of each other. Edges from a
+        vertex to itself and repeated edges add no triangles. Its values are empty.
 
     Raises
     ------
