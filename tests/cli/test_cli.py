@@ -1,4 +1,4 @@
-"""The command line: what needs no compiler."""
+"""Tests of the command line that need no compiler."""
 
 import errno
 import json
@@ -28,11 +28,11 @@ def test_run_as_a_module() -> None:
 def failing(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """Run a command that must fail for its input; return what it says."""
     assert main([str(a) for a in arguments]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("warpwell: error: ")
-    assert "Traceback" not in said.err
-    return said.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("warpwell: error: ")
+    assert "Traceback" not in captured.err
+    return captured.err
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ def test_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
 
 def test_files_of_a_graph_that_do_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graph = build([(np.array([0, 1]), np.array([1, 2]))], tmp_path / "g.ww")
-    whole = graph.edges_path.read_bytes()
+    edges = graph.edges_path.read_bytes()
     for content, says in (
-        (whole[:-3], "copied whole"),
+        (edges[:-3], "copied whole"),
         (b"no array at all", "not a .npy file"),
-        (whole.replace(b"<i4", b"<f4"), "float32"),
+        (edges.replace(b"<i4", b"<f4"), "float32"),
     ):
         graph.edges_path.write_bytes(content)
         assert says in failing(capsys, "graph", "bfs", graph.path, "--source", 0)
@@ -111,7 +111,7 @@ def test_options_that_cannot_be(
     assert says in failing(capsys, "graph", "bfs", graph.path, "--device", "cpu", *options)
 
 
-@pytest.mark.parametrize("options", [["--device", "tpu"], []])
+@pytest.mark.parametrize("options", [["--device", "tpu"], [], ["--source", "0", "--devic", "cpu"]])
 def test_options_that_do_not_parse(capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["graph", "bfs", "g.ww", *options])
@@ -147,8 +147,8 @@ def test_convert_and_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     edges, out = tmp_path / "edges.txt", tmp_path / "out.ww"
     edges.write_text("# comment\n0\t1\n1\t2\n2\t1\n")
     assert main(["graph", "convert", str(edges), str(out), "--undirected", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["vertices"], said["edges"], said["undirected"]) == (3, 4, True)
+    report = json.loads(capsys.readouterr().out)
+    assert (report["vertices"], report["edges"], report["undirected"]) == (3, 4, True)
     assert main(["graph", "convert", str(edges), str(out), "--overwrite", "--vertices", "9"]) == 0
     assert "out.ww" in capsys.readouterr().out
     command = ["graph", "generate", "kron", str(tmp_path / "kron.ww"), "--scale", "6", "--degree", "4", "--seed", "3"]
@@ -164,16 +164,6 @@ def test_an_interrupt(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.setattr("warpwell.graph.convert", interrupted)
     assert main(["graph", "convert", "a", "b"]) == 130
     assert capsys.readouterr().err == "warpwell: interrupted\n"
-
-
-@pytest.mark.parametrize(
-    "command", ["bench array", "demo", "kv bench", "drive bench --qemu", "sched simulate --seed 1", "sched fit x.csv"]
-)
-def test_a_moved_command_names_its_new_place(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    assert main(command.split()) == 2
-    out, err = capsys.readouterr()
-    assert not out and len(err.splitlines()) == 1
-    assert err.startswith("warpwell ") and " moved: run `" in err and err.endswith("` in a checkout of Warpwell\n")
 
 
 @pytest.mark.parametrize("name", ["data[train].ww", "a[b]:rocket:.ww", "[red]"])
@@ -196,7 +186,8 @@ def test_numbers_that_are_read() -> None:
         "1.2 MiB (1,234,567)",
         "1.2 MiB (1,234,567)",
     ]
-    assert [readable(key, None) for key in ("weights", "cache_bytes", "hits")] == ["none", "none", "not counted"]
+    assert {readable(key, None) for key in ("weights", "names", "cache_bytes")} == {"none"}
+    assert readable("hits", None) == "not counted"
     assert readable("uptime", 3725.5) == readable("uptime", 3725) == "1:02:05 (h:mm:ss)"
 
 
@@ -205,9 +196,9 @@ def test_an_unknown_option_shows_the_commands_usage(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit) as end:
         main([*command.split(), "--nope"])
     assert end.value.code == 2
-    said = capsys.readouterr().err
+    usage = capsys.readouterr().err
     name = " ".join(command.split()[: 1 + (command != "info")])
-    assert said.startswith(f"usage: warpwell {name} ") and "unrecognized arguments: --nope" in said
+    assert usage.startswith(f"usage: warpwell {name} ") and "unrecognized arguments: --nope" in usage
 
 
 @pytest.mark.parametrize(("trace", "says"), [("none/t.json", "does not exist; create it first"), (".", "is a folder")])
@@ -216,8 +207,8 @@ def test_a_trace_that_cannot_be_written_is_found_before_the_start(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "app.py").write_text("open('ran', 'w')")
-    said = failing(capsys, "run", "--agents", 1, "--target", "cpu", "--trace", trace, "app.py")
-    assert f"--trace {trace}" in said and says in said
+    message = failing(capsys, "run", "--agents", 1, "--target", "cpu", "--trace", trace, "app.py")
+    assert f"--trace {trace}" in message and says in message
     assert not (tmp_path / "ran").exists()
 
 
@@ -236,8 +227,8 @@ def test_a_trace_that_was_lost_at_the_end_is_no_success(
     assert (application._status, (tmp_path / "t.json").exists()) == (status, True)
     application._write_trace(str(tmp_path / "gone" / "t.json"), NoDevices())  # type: ignore[arg-type]
     assert application._status == ends
-    said = capsys.readouterr().err
-    assert said.startswith("warpwell: error: the trace ") and "gone" in said
+    message = capsys.readouterr().err
+    assert message.startswith("warpwell: error: the trace ") and "gone" in message
 
 
 @pytest.mark.parametrize(
@@ -278,6 +269,6 @@ def test_top_tells_the_calls_a_second_of_cuda_programs_since_the_last_look(capsy
     silent = {"host": "b", "state": "silent"}
     before = print_programs(Output(False), [agent(1000, 2.0, 41), silent], {})
     print_programs(Output(False), [agent(4000, 3.0, None)], before)
-    said = capsys.readouterr().out
-    assert [word in said for word in ("app.py", "on another host", "5.0 MiB", "1,000", "500", "3,000")] == [True] * 6
+    table = capsys.readouterr().out
+    assert [word in table for word in ("app.py", "on another host", "5.0 MiB", "1,000", "500", "3,000")] == [True] * 6
     assert print_programs(Output(False), [silent], before) == {} and not capsys.readouterr().out

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def begin() -> Iterator[Begin]:
         yield start
 
 
-def others(session: int) -> list[str]:
+def session_processes(session: int) -> list[str]:
     """Processes of a session that still run."""
     found = []
     for folder in Path("/proc").iterdir():
@@ -65,7 +64,7 @@ def interrupt(process: subprocess.Popen[str]) -> tuple[str, str]:
     out, err = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 130, err
     assert "Traceback" not in err and err.endswith("warpwell: interrupted\n")
-    until(lambda: not others(process.pid))  # helpers of multiprocessing see the end of their pipes
+    until(lambda: not session_processes(process.pid))  # helpers of multiprocessing exit when their pipes are closed
     return out, err
 
 
@@ -83,7 +82,7 @@ def test_simulations_of_four_policies(begin: Begin) -> None:
         fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()
         return int(fields[11]) / ticks
 
-    wait_for(lambda: cpu_seconds() > 3, process)  # its imports take less
+    wait_for(lambda: cpu_seconds() > 3, process)  # longer than the imports of the program
     out, _ = interrupt(process)
     assert out == ""
 
@@ -101,7 +100,7 @@ def test_a_service(begin: Begin, tmp_path: Path) -> None:
             process.send_signal(number)
             _, err = process.communicate(timeout=HANG_SECONDS)
             assert process.returncode == code and err == ""
-        if number != signal.SIGKILL:  # nor is anything left of the one that was killed
+        if number != signal.SIGKILL:  # the killed program leaves its files
             assert [p.name for p in path.parent.iterdir()] == ["s.sock.lock"]
             assert list(tmp_path.iterdir()) == [path.parent]
 
@@ -121,13 +120,15 @@ def test_what_holds_an_interrupt_up_is_ended_and_its_folder_removed(tmp_path: Pa
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from warpwell.cli._common import exit_on_interrupt, scratch
+from warpwell.cli._common import exit_on_interrupt
+from warpwell.replacing import replacing
 exit_on_interrupt()
-with scratch("held-") as folder:
+with replacing({str(tmp_path / "held")!r}) as folder:
+    folder.mkdir()
     (folder / "file").touch()
-    print(folder, flush=True)
     while True:
         try:
+            print(folder, flush=True)
             time.sleep(60)
         except KeyboardInterrupt:
             if not {handles}:
@@ -138,12 +139,10 @@ with scratch("held-") as folder:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
     ) as process:
         assert process.stdout is not None
         folder = Path(process.stdout.readline().strip())
         assert folder.exists()
-        time.sleep(0.3)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=HANG_SECONDS)
     assert not folder.exists()

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.threads import run_threads
+from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
 from warpwell import errors, gpu
@@ -31,13 +33,13 @@ from warpwell.targets.primitives import (
 
 
 @gpu.function
-def place():
+def global_index():
     return gpu.grid(1)
 
 
 @ww.kernel
 def add(x, n):
-    i = place()
+    i = global_index()
     if i >= n:
         return
     x[i] += 2.5 * i
@@ -62,27 +64,22 @@ def reverse(x, y):
 
 def work(blocks: BlockLaunch, control: Any, workers: int) -> None:
     blocks.prepare()  # compiling may take longer than the bound below
-    threads = [threading.Thread(target=blocks.work, args=(control.address, k)) for k in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
+    run_threads(blocks.work, [(control.address, k) for k in range(workers)])
 
 
 @pytest.mark.parametrize("launch", [add[10_000], plane[100, 70]])
 def test_workers_do_what_the_kernel_does(launch: Any) -> None:
     shape = launch.shape
-    mine, theirs = np.zeros(shape), np.zeros(shape)
+    blockwise, expected = np.zeros(shape), np.zeros(shape)
     extra = (9_990,) if len(shape) == 1 else ()
-    blocks = BlockLaunch(launch, (mine, *extra), "cpu")
+    blocks = BlockLaunch(launch, (blockwise, *extra), "cpu")
     blocks.begin()
     control = blocks.new_control()
     work(blocks, control, 3)
     assert control.words[DONE] == blocks.blocks and control.words[BEGUN] == control.words[LEFT] == 3
     blocks.end()
-    launch(theirs, *extra, device="cpu")
-    assert mine.tobytes() == theirs.tobytes() and mine.any()
+    launch(expected, *extra, device="cpu")
+    assert blockwise.tobytes() == expected.tobytes() and blockwise.any()
 
 
 def test_a_worker_at_the_target_and_all_at_a_stop_leave() -> None:
@@ -90,20 +87,20 @@ def test_a_worker_at_the_target_and_all_at_a_stop_leave() -> None:
     blocks = BlockLaunch(add[10_000], (x, 10_000), "cpu")
     blocks.begin()
     control = blocks.new_control()
-    words = control.words
-    words[TARGET] = 2
+    state = control.words
+    state[TARGET] = 2
     blocks.work(control.address, 2)
-    assert words[CURSOR] == 0 and words[LEFT] == 1
-    words[STOP] = 1
+    assert state[CURSOR] == 0 and state[LEFT] == 1
+    state[STOP] = 1
     blocks.work(control.address, 0)
-    assert words[CURSOR] == 0 and words[LEFT] == 2
-    words[STOP] = NEVER
+    assert state[CURSOR] == 0 and state[LEFT] == 2
+    state[STOP] = NEVER
     blocks.work(control.address, 0)
-    assert words[CURSOR] == 0 and not x.any()
-    words[STOP] = 0
-    words[CURSOR] = words[DONE] = blocks.blocks - 1  # as after a drain
+    assert state[CURSOR] == 0 and not x.any()
+    state[STOP] = 0
+    state[CURSOR] = state[DONE] = blocks.blocks - 1  # as if the other blocks had been drained
     blocks.work(control.address, 1)
-    assert words[DONE] == blocks.blocks and np.flatnonzero(x)[0] == 256 * (blocks.blocks - 1)
+    assert state[DONE] == blocks.blocks and np.flatnonzero(x)[0] == 256 * (blocks.blocks - 1)
     blocks.end()
 
 
@@ -113,26 +110,26 @@ def test_the_host_is_told_of_progress() -> None:
     blocks.begin()
     control = blocks.new_control()
     pinned = memory_for("cpu").allocate_shared(at.PINNED_BYTES)
-    words, told = control.words, pinned.words
-    words[:] = at.fresh(mirror=at.mirror_word(pinned.address, blocks.blocks))
-    assert words[at.MIRROR] == pinned.address + 3, "782 blocks: every eighth"
-    words[STOP] = 1
+    state, progress = control.words, pinned.words
+    state[:] = at.fresh(mirror=at.mirror_word(pinned.address, blocks.blocks))
+    assert state[at.MIRROR] == pinned.address + 3, "782 blocks: every eighth"
+    state[STOP] = 1
     blocks.work(control.address, 0)
-    assert not told.any()
+    assert not progress.any()
     blocks.work(control.address, 1)
-    assert words[DONE] == blocks.blocks and words[BEGUN] == words[LEFT] == 2
-    assert told[0] == blocks.blocks // 8 * 8 and np.count_nonzero(told) == 1
-    told[:] = 0
-    words[:] = at.fresh()
+    assert state[DONE] == blocks.blocks and state[BEGUN] == state[LEFT] == 2
+    assert progress[0] == blocks.blocks // 8 * 8 and np.count_nonzero(progress) == 1
+    progress[:] = 0
+    state[:] = at.fresh()
     blocks.work(control.address, 0)
-    assert words[DONE] == blocks.blocks and not told.any(), "it is told of nothing without its address"
+    assert state[DONE] == blocks.blocks and not progress.any(), "no progress is reported without its address"
     blocks.end()
 
 
 @pytest.mark.parametrize("blocks", [1, 63, 64, 127, 128, 1 << 20, (1 << 31) - 1])
 def test_progress_is_told_some_hundred_times_at_most(blocks: int) -> None:
-    often = at.mirror_word(1 << 40, blocks) - (1 << 40)
-    assert 0 <= often < 64 and min(blocks, 64) <= blocks >> often <= 128
+    shift = at.mirror_word(1 << 40, blocks) - (1 << 40)
+    assert 0 <= shift < 64 and min(blocks, 64) <= blocks >> shift <= 128
     with pytest.raises(errors.ArgumentError, match="64-byte aligned"):
         at.mirror_word((1 << 40) + 8, blocks)
 
@@ -158,62 +155,62 @@ def test_bad_launches() -> None:
     with pytest.raises(errors.ArgumentError, match="interp"):
         BlockLaunch(add[4], (x, 4), "interp")
     with pytest.raises(errors.ArgumentError, match="multiple of 32"):
-        ww.kernel(block=100)(place)
+        ww.kernel(block=100)(global_index)
     blocks = BlockLaunch(add[4], (x, 4), "cpu")
     with pytest.raises(errors.ArgumentError, match="begin"):
         blocks.values  # noqa: B018
 
 
 def test_virtual_copies() -> None:
-    assert virtual_copy(place) is not place
+    assert virtual_copy(global_index) is not global_index
 
     def knows_nothing(x):
         return x + 1
 
     assert virtual_copy(knows_nothing) is knows_nothing
     copy = virtual_copy(add.function)
-    assert copy.__code__ is add.function.__code__ and copy.__globals__["place"] is not place
-    assert copy.__globals__["ww"] is ww  # names that the function does not say stay as they are
+    assert copy.__code__ is add.function.__code__ and copy.__globals__["global_index"] is not global_index
+    assert copy.__globals__["ww"] is ww  # globals that the function does not use are unchanged
     assert virtual_copy(plane.function).__globals__["gpu"].grid is not gpu.grid
 
 
 def test_names_that_a_module_imports_when_they_are_used() -> None:
     """As `warpwell` does: whether another kernel said `gpu.grid` before must not matter."""
-    late = types.ModuleType("late")
+    lazy_module = types.ModuleType("late")
 
     def import_late(name: str) -> Any:
         if name != "grid":
             raise AttributeError(name)
         return gpu.grid
 
-    vars(late).update(__getattr__=import_late, __dir__=lambda: ["grid", "never_said"])
+    vars(lazy_module).update(__getattr__=import_late, __dir__=lambda: ["grid", "never_said"])
 
     def where():
-        return late.grid(1)
+        return lazy_module.grid(1)
 
     copy = virtual_copy(where)
     assert copy is not where and copy.__closure__[0].cell_contents.grid is virtual_grid
-    assert where.__closure__[0].cell_contents is late
+    assert where.__closure__[0].cell_contents is lazy_module
 
 
 def test_helpers_that_are_found_through_modules() -> None:
     inner, outer = types.ModuleType("inner"), types.ModuleType("outer")
-    vars(inner).update(place=place, outer=outer)  # modules may name each other
+    vars(inner).update(global_index=global_index, outer=outer)  # modules may name each other
     vars(outer).update(inner=inner, ww=ww)
 
     def near():
-        return inner.place()
+        return inner.global_index()
 
     def far():
-        return outer.inner.place() + outer.ww.targets.primitives.grid(1)
+        return outer.inner.global_index() + outer.ww.targets.primitives.grid(1)
 
     for function in (near, far):
         copy = virtual_copy(function)
         assert copy is not function
     found = copy.__closure__[0].cell_contents
-    assert found.inner.place is not place and found.inner.place.__code__ is place.__code__
+    assert found.inner.global_index is not global_index and found.inner.global_index.__code__ is global_index.__code__
     assert found.ww.targets.primitives.grid is virtual_grid
-    assert outer.inner is inner and inner.place is place
+    assert outer.inner is inner and inner.global_index is global_index
 
 
 def test_the_hardware_s_grid_by_any_name() -> None:
@@ -234,7 +231,7 @@ def test_the_hardware_s_grid_by_any_name() -> None:
 
 
 def test_returns_before_a_barrier() -> None:
-    def late(x):
+    def returns_late(x):
         barrier()
         if x:
             return
@@ -281,7 +278,7 @@ def test_returns_before_a_barrier() -> None:
         helper(x)
 
     assert returns_early(in_a_helper) is not None and returns_early(only_a_helper) is None
-    assert returns_early(late) is None and returns_early(reverse.function) is None
+    assert returns_early(returns_late) is None and returns_early(reverse.function) is None
     assert returns_early(early) == early.__code__.co_firstlineno + 2
     assert returns_early(in_a_loop) == in_a_loop.__code__.co_firstlineno + 4
     assert returns_early(in_a_while) == in_a_while.__code__.co_firstlineno + 4
@@ -289,7 +286,7 @@ def test_returns_before_a_barrier() -> None:
 
 
 def test_nothing_is_copied_back_into_what_is_read_only() -> None:
-    class There:
+    class GpuArray:
         """A GPU's array, as far as an end is concerned."""
 
         def copy_to_host(self, array: np.ndarray[Any, Any], stream: Any = 0) -> None:
@@ -298,7 +295,7 @@ def test_nothing_is_copied_back_into_what_is_read_only() -> None:
     out, only_read = np.zeros(4), np.zeros(4)
     only_read.flags.writeable = False
     launch = BlockLaunch(add[4], (out, 4), "cpu")
-    launch._copied = [(only_read, There()), (out, There())]
+    launch._copied = [(only_read, GpuArray()), (out, GpuArray())]
     launch.end()
     assert (out == 7).all() and (only_read == 0).all()
 
@@ -325,11 +322,11 @@ def test_an_abort_ends_loops_that_ask_of_this_launch_alone() -> None:
     for thread in threads:
         thread.start()
     runs[0].abort()
-    threads[0].join(30)
+    threads[0].join(HANG_SECONDS)
     assert not threads[0].is_alive()
     assert threads[1].is_alive()
     xs[1][0] = 1
-    threads[1].join(30)
+    threads[1].join(HANG_SECONDS)
     for blocks in runs:
         blocks.end()
     assert [x.tolist() for x in xs] == [[0, 1], [1, 0]]
@@ -356,5 +353,5 @@ def test_a_thread_that_worked_flags_no_launch_afterwards(fails: bool) -> None:
     control.words[TARGET] = 1
     with pytest.raises(ValueError, match="empty") if fails else contextlib.nullcontext():
         blocks.work(control.address, 0)
-    ask = ctypes.CFUNCTYPE(ctypes.c_int64, *6 * [ctypes.c_int64])(flag_of_this_thread.address)
-    assert ask(0, 0, 0, 0, 0, 0) == 0
+    poll = ctypes.CFUNCTYPE(ctypes.c_int64, *6 * [ctypes.c_int64])(flag_of_this_thread.address)
+    assert poll(0, 0, 0, 0, 0, 0) == 0

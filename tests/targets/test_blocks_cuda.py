@@ -20,13 +20,13 @@ ptx = pytest.mark.ptx
 
 
 @gpu.function
-def place():
+def global_index():
     return gpu.grid(1)
 
 
 @ww.kernel
 def count_and_spin(ran, rounds):
-    i = place()
+    i = global_index()
     value = 1.0
     for _ in range(rounds):
         value = value * 1.0000001 + 1e-9
@@ -51,7 +51,7 @@ def reverse(x, y):
 
 
 @ww.kernel
-def late(ran, out):
+def reads_index_late(ran, out):
     """Asks for its place when its lanes have parted."""
     i = gpu.grid(1)
     steps = (i * 7919) % 61
@@ -73,7 +73,7 @@ def returns_before_barrier(x, n):
 CASES: dict[str, Any] = {
     "grid": (count_and_spin[1000], (np.zeros(1000), 3)),
     "plane": (plane[30, 50], (np.zeros((30, 50)),)),
-    "late": (late[5000], (np.zeros(5000), np.zeros(5000))),
+    "late": (reads_index_late[5000], (np.zeros(5000), np.zeros(5000))),
     "block": (reverse[5], (np.zeros(1280), np.zeros(1280))),
 }
 
@@ -86,7 +86,7 @@ def test_ptx(case: str) -> None:
     launch, arguments = CASES[case]
     text = text_of(BlockLaunch(launch, arguments, "cuda"), arguments)
     assert ".shared" in text and "warpwell_virtual_block" in text
-    # what the kernel knows of its place comes from the words that a claim wrote, not from the hardware
+    # The kernel reads its index from the words that the claim has written, not from the hardware.
     body = text[text.index(".entry") :]
     assert body.count("%ctaid") == 1, "only the worker's own number"
     assert "atom.relaxed.gpu.global.add.u64" in body
@@ -110,7 +110,7 @@ def test_no_form_rounds_otherwise(dtype: Any) -> None:
     bits = 8 * x.itemsize
     for text in (plain_of(fused, arguments), text_of(blocks, arguments)):
         body = text[text.index(".entry") :]
-        # the loop over blocks may stand there several times over
+        # the compiler may duplicate the loop over blocks
         assert f"fma.rn.f{bits}" in body and f"mul.f{bits}" not in body and f"add.f{bits}" not in body
 
 
@@ -131,7 +131,7 @@ def test_no_form_looks_at_what_is_known_of_indices() -> None:
     blocks = BlockLaunch(halves[4], arguments, "cuda")
     for text in (plain_of(halves, arguments), text_of(blocks, arguments)):
         body = text[text.index(".entry") :]
-        # the sign of an index that is computed of an array's length; and the place that the worker itself has noted
+        # Neither a sign test of an index computed from an array's length, nor a read of the worker's recorded block.
         assert not re.search(r"shr\.s64 \t?%rd\d+, %rd\d+, 63;", body) and "ld.shared.u32" not in body
 
 
@@ -180,7 +180,7 @@ class OnGpu:
         self.record = self.blocks.new_control()
         self.control = self.record.address
 
-    def words(self) -> Any:
+    def control_words(self) -> Any:
         return self.gpu.read_words(self.control, CONTROL_WORDS)
 
     def wait(self, event: Any) -> None:
@@ -195,20 +195,20 @@ class OnGpu:
 def test_forms_do_what_the_kernel_does(case: str, chunk: int) -> None:
     launch, arguments = CASES[case]
     rng = np.random.default_rng(0)
-    given = [rng.random(a.shape) if isinstance(a, np.ndarray) else a for a in arguments]
+    inputs = [rng.random(a.shape) if isinstance(a, np.ndarray) else a for a in arguments]
     results = []
     for form in ("plain", "workers"):
-        mine = [a.copy() if isinstance(a, np.ndarray) else a for a in given]
-        on = OnGpu(launch, mine)
+        outputs = [a.copy() if isinstance(a, np.ndarray) else a for a in inputs]
+        on = OnGpu(launch, outputs)
         if form == "plain":
             on.forms.start_plain(on.stream)
         else:
             on.forms.start(on.control, 0, 2, on.stream, chunk)
         on.wait(on.gpu.mark(on.stream))
         if form == "workers":
-            assert on.words()[DONE] == on.blocks.blocks
+            assert on.control_words()[DONE] == on.blocks.blocks
         on.blocks.end()
-        results.append([a.tobytes() for a in mine if isinstance(a, np.ndarray)])
+        results.append([a.tobytes() for a in outputs if isinstance(a, np.ndarray)])
     assert results[0] == results[1]
 
 
@@ -217,12 +217,12 @@ def test_a_claim_looks_at_one_sector_and_tells_the_host_little() -> None:
     from warpwell.targets.blocks.cuda import ptx as text_of
 
     assert at.STOP % 4 == 0 and {at.STOP, at.TARGET, at.MIRROR} == set(range(at.STOP, at.STOP + 3))
-    assert at.CURSOR // 4 > at.MIRROR // 4, "what workers change is in another sector"
+    assert at.CURSOR // 4 > at.MIRROR // 4, "workers change words in another sector"
     launch, arguments = CASES["grid"]
     body = text_of(BlockLaunch(launch, arguments, "cuda"), arguments)
     body = body[body.index(".entry") :]
     assert body.count("ld.relaxed.gpu.global.v2.u64") == 1 and body.count("ld.relaxed.gpu.global.u64") == 1
-    # begun, done, claim, left; progress
+    # Four atomic additions: begun, done, claim, left. One store: progress.
     assert body.count("atom.relaxed.gpu.global.add.u64") == 4 and body.count("st.relaxed.sys.global.u64") == 1
     assert body.count("fence.acq_rel.sys") == 0 and body.count("bar.sync") == 2
 
@@ -236,14 +236,14 @@ def test_the_host_is_told_of_progress(launches: int) -> None:
     ran = zeros("cuda", 256 * count, np.float32)
     on = OnGpu(count_and_spin[256 * count], (ran, 3000))
     pinned = memory_for("cuda").allocate_shared(at.PINNED_BYTES)
-    told = pinned.words
-    words = fresh(mirror=at.mirror_word(pinned.address, count))
+    progress = pinned.words
+    initial = fresh(mirror=at.mirror_word(pinned.address, count))
     resident = on.forms.resources("workers")["resident"] // 2
     most_steps = 0
     for _ in range(3):
-        told[:] = 0
-        on.gpu.write_words(on.stream, on.control, words)
-        for k in range(launches):  # relieved by the next, but for the last one
+        progress[:] = 0
+        on.gpu.write_words(on.stream, on.control, initial)
+        for k in range(launches):  # each launch is re-issued by the next one, except the last one
             on.forms.start(on.control, k * resident, resident, on.stream)
             if k:
                 on.gpu.set_word(on.control + 8 * STOP, k * resident)
@@ -251,10 +251,10 @@ def test_the_host_is_told_of_progress(launches: int) -> None:
         limit, last, steps = time.monotonic() + 30, 0, 0
         while not on.gpu.done(event):
             assert time.monotonic() < limit
-            now = int(told[0])
+            now = int(progress[0])
             steps, last = steps + (now > last), max(now, last)
-        last = max(last, int(told[0]))
-        found = on.words()
+        last = max(last, int(progress[0]))
+        found = on.control_words()
         assert found[DONE] == count and found[at.BEGUN] == found[at.LEFT] == launches * resident
         assert 0 < last <= count and last % 256 == 0
         most_steps = max(most_steps, steps)
@@ -282,19 +282,19 @@ def test_each_block_runs_once_through_drains_and_shrinks(seed: int) -> None:
         on.forms.start(on.control, 0, resident, on.stream, int(rng.integers(1, 4)))
         event = on.gpu.mark(on.stream)
         aim = done + int(rng.integers(1, count // 10))
-        while on.words()[CURSOR] < aim and not on.gpu.done(event):
+        while on.control_words()[CURSOR] < aim and not on.gpu.done(event):
             assert time.monotonic() < until
         if rng.random() < 0.5:
-            # the youngest leave, or the oldest
+            # Let the youngest or the oldest workers leave.
             low = rng.random() < 0.5
             on.gpu.set_word(on.control + 8 * (TARGET if low else STOP), max(1, quota // 2))
             time.sleep(1e-3)
         on.gpu.set_word(on.control + 8 * STOP, NEVER)
         on.wait(event)
-        words = on.words()
-        assert min(words[CURSOR], count) == words[DONE]
-        done = int(words[DONE])
+        state = on.control_words()
+        assert min(state[CURSOR], count) == state[DONE]
+        done = int(state[DONE])
         stops += 1
-    assert stops > 1  # others use this GPU: a flag may take as long as their turn
+    assert stops > 1  # other programs use this GPU: a flag may be delayed by a time slice
     assert (to_host(ran) == 1).all()
     on.blocks.end()

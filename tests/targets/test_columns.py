@@ -10,6 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from tests.harness.arrays.kernels import add, read, write
+from tests.harness.until import HANG_SECONDS
 
 from warpwell import errors
 from warpwell.scheduler import Scheduler
@@ -26,7 +27,7 @@ def test_kernels_read_columns(column: Any) -> None:
     assert np.array_equal(out, INDEX)
     out[:] = 0
     with Scheduler("cpu") as scheduler:
-        scheduler.submit(read[1000], column, INDEX, out).result(30)
+        scheduler.submit(read[1000], column, INDEX, out).result(HANG_SECONDS)
     assert np.array_equal(out, INDEX)
 
 

@@ -1,4 +1,4 @@
-"""Columns of pandas, Polars and Arrow as arguments: read where they are, or an error that says what to write."""
+"""Columns of pandas, Polars and Arrow as arguments: read in place, or an error that names the replacement."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from warpwell import errors
 from warpwell.targets.arguments import viewed
 
 ITEMS = [3, 1, 4, 1, 5]
-TAKEN: dict[str, Callable[[], Any]] = {
+ACCEPTED: dict[str, Callable[[], Any]] = {
     "polars": lambda: pl.Series(ITEMS),
     "polars, a part": lambda: pl.Series([9, *ITEMS, 9])[1:6],
     "polars, small": lambda: pl.Series(ITEMS, dtype=pl.UInt8),
@@ -46,17 +46,17 @@ def view(column: Any) -> np.ndarray[Any, Any]:
     return array
 
 
-@pytest.mark.parametrize("make", TAKEN.values(), ids=TAKEN.keys())
+@pytest.mark.parametrize("make", ACCEPTED.values(), ids=ACCEPTED.keys())
 def test_a_column_is_read_where_it_is(make: Callable[[], Any]) -> None:
     column = make()
     out = np.zeros(5, np.int64)
     read[5](column, np.arange(5), out, device="interp")
     assert out.tolist() == ITEMS
-    one, two = view(column), view(column)
-    assert np.shares_memory(one, two) and not one.flags.writeable
+    first, second = view(column), view(column)
+    assert np.shares_memory(first, second) and not first.flags.writeable
 
 
-@pytest.mark.parametrize("make", TAKEN.values(), ids=TAKEN.keys())
+@pytest.mark.parametrize("make", ACCEPTED.values(), ids=ACCEPTED.keys())
 @pytest.mark.parametrize("kernel", [write, add], ids=["store", "atomic_add"])
 def test_a_column_is_not_written(kernel: Any, make: Callable[[], Any]) -> None:
     column = make()

@@ -118,8 +118,8 @@ def test_a_message_names_the_kernel_the_line_and_the_remedy(statement: str, arra
     text = reported(lambda: kernel[10](array, np.zeros(10)))
     assert re.search(CASES[statement], text), text
     assert text.startswith("kernel 'user_kernel' does not compile for 'cpu': ")
-    place = "calls_helper" if "'helper'" in text and "calls" in statement else "user_kernel.py, line "
-    assert place in text or "test_compile_errors.py, line " in text, text
+    location = "calls_helper" if "'helper'" in text and "calls" in statement else "user_kernel.py, line "
+    assert location in text or "test_compile_errors.py, line " in text, text
 
 
 @pytest.mark.parametrize("device", ["cpu", "interp"])

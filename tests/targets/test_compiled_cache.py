@@ -1,4 +1,4 @@
-"""Compiled code: what it is kept under on disk, and what it leaves out."""
+"""Compiled code: its keys on disk, and code that is not cached."""
 
 import enum
 import errno
@@ -17,6 +17,7 @@ import numba
 import numpy as np
 import pytest
 from numba.core.codegen import JITCodeLibrary
+from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
 from warpwell import gpu
@@ -49,11 +50,11 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_equal_kernels_of_two_modules_are_kept_apart(load: Any) -> None:
-    # Numba imports a function's module when it loads its code, and the other module may not be there
-    one = cache_key(load("one_module", 2))
-    assert one is not None and one == cache_key(load("one_module", 2))
-    assert one != cache_key(load("one_module", 3))
-    assert one != cache_key(load("other_module", 2))
+    # Numba imports a function's module when it loads its code. The other module may not exist then.
+    key = cache_key(load("one_module", 2))
+    assert key is not None and key == cache_key(load("one_module", 2))
+    assert key != cache_key(load("one_module", 3))
+    assert key != cache_key(load("other_module", 2))
 
 
 def named(**scope: Any) -> Callable[..., Any]:
@@ -124,35 +125,36 @@ def test_functions_that_differ_have_different_keys(functions: tuple[Callable[...
 def test_what_a_module_imports_late_counts() -> None:
     keys = set()
     for value in (7, 8):
-        late = module()
+        lazy_module = module()
 
         def import_late(name: str, value: int = value) -> int:
             if name != "LIMIT":
                 raise AttributeError(name)
             return value
 
-        vars(late).update(__getattr__=import_late, __dir__=lambda: ["LIMIT"])
-        keys.add(cache_key(named(conf=late)))
+        vars(lazy_module).update(__getattr__=import_late, __dir__=lambda: ["LIMIT"])
+        keys.add(cache_key(named(conf=lazy_module)))
     assert len(keys) == 2 and None not in keys
 
 
-class Thing:
+class Unhashed:
     """Which may stand for anything."""
 
 
-@pytest.mark.parametrize("unknown", [Thing, Thing(), [1], {}, module(LIMIT=[])])
+@pytest.mark.parametrize("unknown", [Unhashed, Unhashed(), [1], {}, module(LIMIT=[])])
 def test_what_cannot_be_known_is_not_kept(unknown: Any) -> None:
     assert cache_key(closed(1, 2, unknown) if type(unknown) is not types.ModuleType else named(conf=unknown)) is None
 
 
 def test_scratch_memory_is_not_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To clear it would take longer than a short span, and LLVM seconds, since it takes the store apart."""
-    monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path))  # code that an earlier run kept cannot be looked into
+    # A new folder, because code that an earlier run compiled cannot be inspected.
+    monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path))
 
     def last_word(value: int) -> int:
-        place = scratch(4096)
-        copy_foreign(place + 4088, value, 8)
-        return load_relaxed(place + 4088, BLOCK)
+        end_address = scratch(4096)
+        copy_foreign(end_address + 4088, value, 8)
+        return load_relaxed(end_address + 4088, BLOCK)
 
     intrinsics_for("cpu")
     function = dispatcher(last_word)
@@ -168,17 +170,17 @@ import numpy as np
 import warpwell as ww
 from warpwell.targets.compiler import machine_code
 
-ANEW = 0  # part of the kernels' keys
+SOURCE_VERSION = 0  # part of the kernels' keys
 
 @ww.kernel
 def total(a, out):
-    out[0] = ANEW
+    out[0] = SOURCE_VERSION
     for j in range(a.shape[0]):
         out[0] += a[j]
 
 @ww.kernel
 def lends(text, out):  # calls Numba's runtime, and knows the secret of this process's hashes
-    out[0] = int(np.ones(3).sum()) + ANEW + hash(str(text[0]))
+    out[0] = int(np.ones(3).sum()) + SOURCE_VERSION + hash(str(text[0]))
 
 def misses():
     return any("cache_access" in name for name in machine_code._linked)
@@ -187,13 +189,13 @@ for options in ({}, {"cache": "256KiB", "page_size": 4096}):
     with ww.open(sys.argv[1], device="cpu", **options) as a:
         out = np.zeros(1, np.int64)
         total[1](a, out)
-        assert out[0] == 4950 + ANEW
+        assert out[0] == 4950 + SOURCE_VERSION
         assert misses() == bool(options), (options, list(machine_code._linked))
 hits = sum(total.current().compiled["cpu", 2].stats.cache_hits.values())
 light = "numba.np.arraymath" not in sys.modules
 text, out = np.array([45]), np.zeros(1, np.int64)
 lends[1](text, out, device="cpu")
-assert (int(out[0]) - 3 - ANEW - hash("45")) % 2**64 == 0  # the sum may be beyond 64 bits
+assert (int(out[0]) - 3 - SOURCE_VERSION - hash("45")) % 2**64 == 0  # the sum may be beyond 64 bits
 hits += sum(lends.current().compiled["cpu", 2].stats.cache_hits.values())
 print(hits, light)
 """
@@ -202,16 +204,19 @@ print(hits, light)
 def test_only_what_a_kernel_calls_is_compiled_and_code_from_the_disk_finds_it(tmp_path: Path) -> None:
     """The first kernel over a mapped file waited ten seconds for the miss path, which it does not call."""
     np.save(tmp_path / "a.npy", np.arange(100))
-    program = tmp_path / "laptop.py"  # kernels of files are kept
-    program.write_text(LAPTOP.replace("ANEW = 0", f"ANEW = {time.time_ns()}"))
+    program = tmp_path / "laptop.py"  # only kernels from files are cached on disk
+    program.write_text(LAPTOP.replace("SOURCE_VERSION = 0", f"SOURCE_VERSION = {time.time_ns()}"))
     hits = []
-    for _ in range(2):  # compiled, and from the disk
+    for _ in range(2):  # first compiled, then loaded from disk
         done = subprocess.run(
-            [sys.executable, str(program), str(tmp_path / "a.npy")], capture_output=True, text=True, timeout=100
+            [sys.executable, str(program), str(tmp_path / "a.npy")],
+            capture_output=True,
+            text=True,
+            timeout=HANG_SECONDS,
         )
         assert done.returncode == 0, done.stderr
         hits.append(done.stdout.split())
-    assert hits == [["0", "False"], ["3", "True"]], "and imports nothing of what Numba can compile"
+    assert hits == [["0", "False"], ["3", "True"]], "and does not import Numba's compilers"
 
 
 @gpu.function
@@ -279,19 +284,19 @@ def test_a_file_lock_excludes_others_and_its_wait_is_bounded(tmp_path: Path) -> 
 
 
 def test_who_waited_for_another_loads_what_it_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two dispatchers of a function are to each other what those of two processes are."""
+    """Two dispatchers of a function behave like dispatchers of two processes."""
     monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path))
-    other, late = dispatcher(plus), dispatcher(plus)
+    compiling, waiting = dispatcher(plus), dispatcher(plus)
 
     def waited(path: Path, *seconds: float) -> Any:
         monkeypatch.setattr(compiled, "file_lock", file_lock)
-        assert other(1) == 2  # compiles and keeps it while this one waits
+        assert compiling(1) == 2  # another process compiles and stores the code while this one waits
         return file_lock(path, *seconds)
 
     monkeypatch.setattr(compiled, "file_lock", waited)
-    assert late(1) == 2
-    assert sum(other.stats.cache_misses.values()) == 1
-    assert not late.stats.cache_misses and sum(late.stats.cache_hits.values()) == 1
+    assert waiting(1) == 2
+    assert sum(compiling.stats.cache_misses.values()) == 1
+    assert not waiting.stats.cache_misses and sum(waiting.stats.cache_hits.values()) == 1
 
 
 def test_a_process_that_holds_a_lock_for_ever_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,21 +304,21 @@ def test_a_process_that_holds_a_lock_for_ever_stops_no_other(tmp_path: Path, mon
     monkeypatch.setattr(compiled, "file_lock", lambda path: file_lock(path, 0.05))
     first, function, again = dispatcher(minus), dispatcher(minus), dispatcher(minus)
     assert first(3) == 2
-    (lock,), (kept,) = tmp_path.rglob("*.lock"), tmp_path.rglob("*.nbc")
-    kept.unlink()
+    (lock,), (code_file,) = tmp_path.rglob("*.lock"), tmp_path.rglob("*.nbc")
+    code_file.unlink()
     with file_lock(lock):
         assert function(3) == 2 and len(function.stats.cache_misses) == 1
     assert again(3) == 2 and len(again.stats.cache_hits) == 1
 
 
 def test_code_is_kept_where_there_are_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lustre without ``-o flock``, some FUSE: each process compiled anew."""
+    """Lustre without ``-o flock``, some FUSE: the code is cached without locks."""
 
-    def none(*given: Any) -> None:
+    def no_locks(*arguments: Any) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(fcntl, "flock", none)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
     first, again = dispatcher(minus), dispatcher(minus)
     assert first(3) == again(3) == 2
     assert sum(again.stats.cache_hits.values()) == 1 and not again.stats.cache_misses
@@ -324,9 +329,9 @@ def test_a_cache_that_cannot_be_written_is_read(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path))
     first, again = dispatcher(minus), dispatcher(minus)
     assert first(3) == 2
-    there = set(tmp_path.rglob("*"))
+    files = set(tmp_path.rglob("*"))
 
-    def refuse(*given: Any, **named: Any) -> Any:
+    def refuse(*arguments: Any, **named: Any) -> Any:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     for name in ("mkdir", "write_bytes", "touch"):
@@ -335,8 +340,8 @@ def test_a_cache_that_cannot_be_written_is_read(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("builtins.open", refuse)
     assert again(3) == 2
     assert sum(again.stats.cache_hits.values()) == 1 and not again.stats.cache_misses
-    assert again(3.5) == 2.5, "what is not there is compiled"
-    assert set(tmp_path.rglob("*")) == there
+    assert again(3.5) == 2.5, "missing code is compiled"
+    assert set(tmp_path.rglob("*")) == files
 
 
 def test_a_cache_that_cannot_be_looked_into_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,13 +384,13 @@ def test_the_lock_is_one_that_nfs_gives(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("left", [0, 40, -8])
 def test_files_that_were_damaged_are_written_anew(left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by a loss of power: every launch failed until somebody deleted the folder."""
+    """Damage as after a loss of power must not make every launch fail."""
     monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path))
     first = dispatcher(plus)
     assert first(1) == 2
     (path,) = tmp_path.rglob("*.nbc")
-    whole = path.read_bytes()
-    path.write_bytes(whole[:left] + bytes(8 if left < 0 else 0))
+    content = path.read_bytes()
+    path.write_bytes(content[:left] + bytes(8 if left < 0 else 0))
     again = dispatcher(plus)
     assert again(1) == 2 and sum(again.stats.cache_misses.values()) == 1
     later = dispatcher(plus)
@@ -396,15 +401,15 @@ def test_signatures_that_two_processes_keep_at_once_are_not_mixed_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path))
-    one, other = dispatcher(plus), dispatcher(plus)
+    of_int, of_float = dispatcher(plus), dispatcher(plus)
 
-    def write_late(*given: Any) -> None:
+    def write_late(*arguments: Any) -> None:
         monkeypatch.setattr(compiled, "write_kept", code_cache.write_kept)
-        assert other(1.5) == 2.5
-        code_cache.write_kept(*given)
+        assert of_float(1.5) == 2.5
+        code_cache.write_kept(*arguments)
 
     monkeypatch.setattr(compiled, "write_kept", write_late)
-    assert one(1) == 2
+    assert of_int(1) == 2
     later = dispatcher(plus)
     assert (later(1), later(1.5)) == (2, 2.5)
     assert set(later.overloads) == {(numba.int64,), (numba.float64,)} and not later.stats.cache_misses

@@ -11,7 +11,7 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors, gpu
-from warpwell.scheduler import Ended, Job, Placement, Request, Stopped, Task
+from warpwell.scheduler.extend import Ended, Job, Placement, Request, Stopped, Task
 from warpwell.targets.blocks.control import BEGUN, CONTROL_WORDS, CURSOR, DONE, LEFT, NEVER, STOP, TARGET, fresh
 from warpwell.targets.gpu.nvrtc import headers
 from warpwell.targets.source.program import build, ptx
@@ -96,7 +96,7 @@ PARAMETERS = {
 }
 NAMES = tuple(PARAMETERS)
 SOURCES = {name: ww.CudaSource(CODE, name, PARAMETERS[name]) for name in NAMES}
-# a thread of `early` may return before a barrier that others of its block reach, so it must not include the header
+# A thread of `early` may return before a barrier that other threads of its block reach: compile it without the header.
 SOURCES["early"] = ww.CudaSource(CODE.replace("#include <warpwell.cuh>", ""), "early", PARAMETERS["early"])
 PREEMPTIBLE = tuple(name for name in NAMES if name != "early")
 
@@ -143,7 +143,7 @@ def test_forms_compile(name: str) -> None:
     found = entries(forms.ptx)
     assert set(found) == {forms.symbol}, "no other kernel is left"
     body = found[forms.symbol]
-    # what the kernel knows of its place comes from shared memory, not from the hardware: a worker asks for its
+    # the kernel reads its index from shared memory, not from the hardware: a worker asks for its
     # number, and whether it is the first
     assert 1 <= body.count("%ctaid") <= 2 and "%nctaid" not in body
     assert body.count(".param .") == kernel.count(".param .") + 7
@@ -162,16 +162,16 @@ def test_no_form_rounds_otherwise(name: str) -> None:
         kinds = (r"fma\.rn", r"mul(?:\.rn)?", r"add(?:\.rn)?")
         return [len(re.findall(rf"\b{kind}\.f(?:32|64)\b", body)) for kind in kinds]
 
-    wanted = arithmetic(entries(ptx(SOURCES[name]))[name])
-    assert wanted[0] > 0
+    expected = arithmetic(entries(ptx(SOURCES[name]))[name])
+    assert expected[0] > 0
     for body in entries(ptx(SOURCES[name], "forms")).values():
-        assert arithmetic(body) == wanted
+        assert arithmetic(body) == expected
 
 
 @only_compiled
 def test_registers_are_capped() -> None:
     source = ww.CudaSource(CODE, "count", PARAMETERS["count"], options=["--maxrregcount=64"])
-    assert ".maxnreg" not in build(source, "sm_90", 40).ptx  # the compiler's option, not the program's
+    assert ".maxnreg" not in build(source, "sm_90", 40).ptx  # the limit is an option of the compiler, not in the PTX
     assert build(source, "sm_90", 24).cubin != build(source, "sm_90", 64).cubin
 
 
@@ -269,7 +269,7 @@ class OnGpu:
         self.record = self.blocks.new_control()
         self.control = self.record.address
 
-    def words(self) -> Any:
+    def control_words(self) -> Any:
         return self.gpu.read_words(self.control, CONTROL_WORDS)
 
     def wait(self, event: Any) -> None:
@@ -285,8 +285,8 @@ def test_forms_do_what_the_kernel_does(name: str, chunk: int) -> None:
     launch, arguments = launch_and_arguments(name)
     results = {}
     for form in ("plain", "workers"):
-        mine = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
-        on = OnGpu(launch, mine)
+        outputs = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
+        on = OnGpu(launch, outputs)
         if form == "workers" and not on.blocks.preemptible:
             continue
         if form == "plain":
@@ -295,10 +295,10 @@ def test_forms_do_what_the_kernel_does(name: str, chunk: int) -> None:
             on.forms.start(on.control, 0, 2, on.stream, chunk)
         on.wait(on.gpu.mark(on.stream))
         if form == "workers":
-            words = on.words()
-            assert (words[DONE], words[BEGUN], words[LEFT]) == (on.blocks.blocks, 2, 2)
+            state = on.control_words()
+            assert (state[DONE], state[BEGUN], state[LEFT]) == (on.blocks.blocks, 2, 2)
         on.blocks.end()
-        results[form] = [a.tobytes() for a in mine if isinstance(a, np.ndarray)]
+        results[form] = [a.tobytes() for a in outputs if isinstance(a, np.ndarray)]
     assert len(results) == (1 if name == "early" else 2)
     assert results["plain"] != [a.tobytes() for a in arguments if isinstance(a, np.ndarray)]
     for form in results:
@@ -307,14 +307,14 @@ def test_forms_do_what_the_kernel_does(name: str, chunk: int) -> None:
 
 def test_plain_launches() -> None:
     launch, (x, y, a, n) = launch_and_arguments("saxpy")
-    wanted = (y.astype(np.float64) + np.float64(np.float32(a)) * x).astype(np.float32)
+    expected = (y.astype(np.float64) + np.float64(np.float32(a)) * x).astype(np.float32)
     from warpwell.targets.arrays import to_device, to_host
 
     on_device = to_device("cuda", y)
     launch(x, on_device, a, n)
-    np.testing.assert_allclose(to_host(on_device), wanted, rtol=1e-6)
+    np.testing.assert_allclose(to_host(on_device), expected, rtol=1e-6)
     launch(x, y, a, n)
-    np.testing.assert_allclose(y, wanted, rtol=1e-6)
+    np.testing.assert_allclose(y, expected, rtol=1e-6)
     launch, (out, c) = launch_and_arguments("volume")
     launch(out, c)
     z, b, k = np.meshgrid(np.arange(3), np.arange(4), np.arange(5), indexing="ij")
@@ -383,7 +383,7 @@ def launches_of_drained_blocks(seed: int, work: int) -> int:
         on.forms.start(on.control, 0, resident, on.stream, int(rng.integers(1, 4)))
         event = on.gpu.mark(on.stream)
         aim = done + int(rng.integers(1, count // 10))
-        while on.words()[CURSOR] < aim and not on.gpu.done(event):
+        while on.control_words()[CURSOR] < aim and not on.gpu.done(event):
             assert time.monotonic() < until
         if rng.random() < 0.5:
             # the youngest leave, or the oldest
@@ -392,9 +392,9 @@ def launches_of_drained_blocks(seed: int, work: int) -> int:
             time.sleep(1e-3)
         on.gpu.set_word(on.control + 8 * STOP, NEVER)
         on.wait(event)
-        words = on.words()
-        assert min(words[CURSOR], count) == words[DONE] and words[BEGUN] == words[LEFT]
-        done = int(words[DONE])
+        state = on.control_words()
+        assert min(state[CURSOR], count) == state[DONE] and state[BEGUN] == state[LEFT]
+        done = int(state[DONE])
         stops += 1
     assert (to_host(ran) == 1).all()
     on.blocks.end()
@@ -414,7 +414,7 @@ def drains_by_executor(name: str, work: int) -> int:
     from warpwell.scheduler.executors.cuda_executor import CudaExecutor
     from warpwell.targets.arrays import to_host, zeros
 
-    blocks = 60_000 if name == "count" else 40_000_000  # long enough to be looked at
+    blocks = 60_000 if name == "count" else 40_000_000  # long enough to be observed while it runs
     ran = zeros("cuda", blocks * (256 if name == "count" else 1), np.int32)
     arguments = (ran, zeros("cuda", ran.size, np.float64), work) if name == "count" else (ran, work)
     launch = SOURCES[name][blocks, 256]
@@ -444,8 +444,8 @@ def drains_by_executor(name: str, work: int) -> int:
 
 def test_a_scheduler_runs_sources_and_kernels_together() -> None:
     launch, arguments = launch_and_arguments("transpose")
-    wanted = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
-    launch(*wanted)
+    expected = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
+    launch(*expected)
 
     @ww.kernel
     def double(x):
@@ -463,5 +463,5 @@ def test_a_scheduler_runs_sources_and_kernels_together() -> None:
         second.result(60)
         with pytest.raises(errors.ArgumentError, match="missing"):
             third.result(60)
-    assert arguments[1].tobytes() == wanted[1].tobytes()
+    assert arguments[1].tobytes() == expected[1].tobytes()
     assert (numbers == 2 * np.arange(1000)).all()

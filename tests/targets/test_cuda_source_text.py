@@ -98,9 +98,9 @@ def test_arguments_become_what_parameters_are() -> None:
     blocks = cut(a=np.int64(-3), b=7.0, c=np.float64(0.1), d=1, e=2)
     assert [v.dtype.str.lstrip("<|") for v in blocks._converted[:5]] == ["i1", "u4", "f4", "b1", "f8"]
     assert [v.item() for v in blocks._converted[:5]] == [-3, 7, np.float32(0.1).item(), True, 2.0]
-    places, addresses = pack([np.int64(9), *blocks._converted[:5]])
-    assert (np.diff(addresses.astype(np.int64)) == 8).all() and addresses[0] == places.ctypes.data
-    raw = places.tobytes()
+    values, addresses = pack([np.int64(9), *blocks._converted[:5]])
+    assert (np.diff(addresses.astype(np.int64)) == 8).all() and addresses[0] == values.ctypes.data
+    raw = values.tobytes()
     assert raw[8:9] == b"\xfd" and raw[16:20] == (7).to_bytes(4, "little")
     assert np.frombuffer(raw[24:28], np.float32)[0] == np.float32(0.1) and raw[32] == 1
 
@@ -132,25 +132,25 @@ def test_arguments_that_do_not_fit(changed: dict[str, Any], message: str) -> Non
 
 
 def test_arrays_that_fit() -> None:
-    cut(f=np.frombuffer(b"\0" * 12, np.int32))  # which is only read
+    cut(f=np.frombuffer(b"\0" * 12, np.int32))  # the array is read-only
     cut(f=np.zeros(3, np.uint32), g=np.zeros((2, 2), np.int32, order="F"))
 
 
 def test_grids() -> None:
-    one = source()
-    blocks = one[(3, 4, 5), (8, 4)].cut((np.zeros(1, np.float32), 1))
+    kernel = source()
+    blocks = kernel[(3, 4, 5), (8, 4)].cut((np.zeros(1, np.float32), 1))
     assert (blocks.blocks, blocks.threads, blocks.preemptible, blocks.name) == (60, 32, True, "k")
-    assert one[7, 128, 4096].shared == 4096
+    assert kernel[7, 128, 4096].shared == 4096
     wrong: list[Any] = [7, (7,), (0, 32), (7, 0), (7, 1025), (7, (32, 33)), ((1, 70000), 32), (7, (1, 1, 65))]
     for bad in [*wrong, (7.5, 32), ("7", 32), (7, 32, -1), (7, 32, "a"), (7, 32, 0, 0), ((1, 1, 1, 1), 32), (True, 32)]:
         with pytest.raises(errors.ArgumentError):
-            one[bad]
+            kernel[bad]
     with pytest.raises(errors.ArgumentError, match="grid"):
-        one(1)
+        kernel(1)
     with pytest.raises(errors.ArgumentError, match=r"2 arguments \(x: float32\*, n: int32\), got 1"):
-        one[1, 32].cut((1,))
+        kernel[1, 32].cut((1,))
     with pytest.raises(errors.ArgumentError, match="2\\^31"):
-        one[(1 << 30, 4), 32].cut((np.zeros(1, np.float32), 1))
+        kernel[(1 << 30, 4), 32].cut((np.zeros(1, np.float32), 1))
 
 
 def test_what_is_no_source() -> None:
@@ -182,7 +182,7 @@ def test_an_array_on_storage_is_refused() -> None:
 def test_a_learner_knows_its_shape() -> None:
     task = Task("k", 16, launch=source()[(8, 2), 256], arguments=(np.zeros(1, np.float32), 4096))
     learner = Learner()
-    learner.meets(Capacity(), Machine)
+    learner.use_device(Capacity(), Machine)
     profile = learner(task)
     assert profile.threads == 256 and profile.registers == 32 * 4 * 256
     assert task.known.warps == 8 * 2 * 8
@@ -191,10 +191,10 @@ def test_a_learner_knows_its_shape() -> None:
 class DeviceCopy:
     def __init__(self, address: int) -> None:
         self.__cuda_array_interface__ = {"data": (address, False)}
-        self.brought: list[Any] = []
+        self.copied_back: list[Any] = []
 
     def copy_to_host(self, array: Any, stream: Any = 0) -> None:
-        self.brought.append(array)
+        self.copied_back.append(array)
 
 
 def test_what_a_launch_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,11 +204,11 @@ def test_what_a_launch_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     from warpwell.targets.gpu import copies
     from warpwell.targets.source import forms as module
 
-    one = source(
+    kernel = source(
         {"x": "const float32*", "y": "float32*", "a": "float32", "n": "int32", "z": "const float32*"},
     )
     x, y = np.zeros(4, np.float32), np.zeros(4, np.float32)
-    blocks: Any = one[(3, 2), (64, 2), 16].cut((x, y, 2, 5, x))
+    blocks: Any = kernel[(3, 2), (64, 2), 16].cut((x, y, 2, 5, x))
     made: list[DeviceCopy] = []
 
     def to_gpu(arrays: list[Any]) -> Any:
@@ -223,9 +223,9 @@ def test_what_a_launch_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def launched(function: str, *where: Any) -> tuple[int]:
         count = where[-2]
-        place = ctypes.cast(count, ctypes.POINTER(ctypes.c_void_p))
-        words = [ctypes.cast(place[k], ctypes.POINTER(ctypes.c_int64))[0] for k in range(expected[function])]
-        called.append((function, where[:8], words))
+        pointers = ctypes.cast(count, ctypes.POINTER(ctypes.c_void_p))
+        values = [ctypes.cast(pointers[k], ctypes.POINTER(ctypes.c_int64))[0] for k in range(expected[function])]
+        called.append((function, where[:8], values))
         return (0,)
 
     device = SimpleNamespace(device_id=0, properties=SimpleNamespace(multiprocessor_count=4), arch="90")
@@ -242,7 +242,7 @@ def test_what_a_launch_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
         ("workers", (9, 1, 1, 64, 2, 1, 16, 99), [1 << 40, 7, 3, 6, 3, 2, 1, *arguments]),
     ]
     blocks.end()
-    assert [len(there.brought) for there in made] == [0, 1] and made[1].brought[0] is y
+    assert [len(array.copied_back) for array in made] == [0, 1] and made[1].copied_back[0] is y
     with pytest.raises(errors.ArgumentError, match="has not started"):
         blocks.values  # noqa: B018 - it raises
 

@@ -1,4 +1,4 @@
-"""What only a GPU can show: many resident warps on a tiny cache, streams, plain kernels, DLPack, faults."""
+"""Tests that need a GPU: many resident warps on a tiny cache, streams, plain kernels, DLPack, faults."""
 
 from __future__ import annotations
 
@@ -115,10 +115,10 @@ def test_a_medium_that_fails_every_100th_read_raises_and_names_array_and_block()
 
     out = cuda.to_device(np.zeros(ITEMS, np.int64))
     with opened(medium(fail_every=100), cache="4KiB", name="faulty") as a:
-        begun = time.monotonic()
+        start = time.monotonic()
         with pytest.raises(errors.MediumError, match=r"faulty.*LBA"):
             read_all[ITEMS](a, out)
-        assert time.monotonic() - begun < 30
+        assert time.monotonic() - start < 30
 
 
 def test_a_medium_that_stops_answering_raises_in_bounded_time():
@@ -127,10 +127,10 @@ def test_a_medium_that_stops_answering_raises_in_bounded_time():
     out = cuda.to_device(np.zeros(ITEMS, np.int64))
     source = medium(silent_after=20)
     with opened(source, cache="4KiB", name="silent", timeout=2) as a:
-        begun = time.monotonic()
+        start = time.monotonic()
         with pytest.raises(errors.StallError, match=r"silent.*LBA"):
             read_all[ITEMS](a, out)
-        assert time.monotonic() - begun < 30
+        assert time.monotonic() - start < 30
         source.resume()
         read_all[ITEMS](a, out)  # late completions are released, and the array works again
         assert (out.copy_to_host() == np.arange(ITEMS)).all()

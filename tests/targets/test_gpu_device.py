@@ -15,6 +15,7 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from warpwell import errors
@@ -42,8 +43,8 @@ class Stream:
             raise CUDAError("CUDA_ERROR_ILLEGAL_ADDRESS: ...")
         return SimpleNamespace(is_done=True, timing=options is not None)
 
-    def wait(self, other: Any) -> None:
-        self.waited.append(other)
+    def wait(self, event: Any) -> None:
+        self.waited.append(event)
 
     def close(self) -> None:
         self.is_closed = True
@@ -69,7 +70,7 @@ class Driver:
 
     def __getattr__(self, name: str) -> Any:
         assert name.startswith("cu")
-        return lambda *given: (self.calls.append((name, *given)), (0,))[1]
+        return lambda *arguments: (self.calls.append((name, *arguments)), (0,))[1]
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
         "memory_clock_rate",
         "global_memory_bus_width",
     )
-    one = SimpleNamespace(
+    stub = SimpleNamespace(
         name="stand-in",
         uuid="1-2",
         compute_capability=(9, 0),
@@ -98,7 +99,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
         create_stream=lambda options: Stream(options.priority, "whole"),
     )
     core = SimpleNamespace(
-        Device=lambda ordinal=0: one,
+        Device=lambda ordinal=0: stub,
         Stream=SimpleNamespace(from_handle=lambda handle: f"stream {handle}"),
         **{name: SimpleNamespace for name in ("StreamOptions", "EventOptions")},
     )
@@ -128,9 +129,9 @@ def test_streams_have_the_levels_that_a_gpu_has(driver: Driver) -> None:
 
 
 def test_a_stream_waits_for_the_default_stream_and_another_one(driver: Driver) -> None:
-    waits = GpuStream(0)
-    waits.after_default(7)
-    assert waits._stream.waited == ["stream 1", "stream 7"]
+    stream = GpuStream(0)
+    stream.after_default(7)
+    assert stream._stream.waited == ["stream 1", "stream 7"]
 
 
 def test_a_lost_gpu_is_told_as_its_user_wants_it(driver: Driver) -> None:
@@ -166,7 +167,7 @@ def test_each_gpu_has_a_default_stream_of_its_own(driver: Driver, monkeypatch: p
     core: Any = sys.modules["cuda.core"]
 
     class Legacy:
-        """Behaves as cuda.core's streams do: the context is that of the first use."""
+        """Behaves as cuda.core's streams do: the first use determines the context."""
 
         context: int | None = None
 
@@ -239,11 +240,13 @@ FORKED = """
 
 
 def test_a_forked_child_is_told_that_the_gpu_is_its_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA works in no child of a process that has initialised it; what needs no GPU does."""
+    """CUDA does not work in a child of a process that has initialised it; code without a GPU does."""
     monkeypatch.delenv("WARPWELL_DEVICE")
     program = tmp_path / "forked.py"
     program.write_text(textwrap.dedent(FORKED))
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines() == [*["True"] * 5, "6.0 5"], done.stderr
 
@@ -275,16 +278,16 @@ def test_items_are_filled_as_columns(driver: Driver) -> None:
 
 def test_launches_with_arguments_of_their_own() -> None:
     prepared = Prepared(SimpleNamespace(cuLaunchKernel=None), 77, "k", 2, [np.float64(2.5), 3], shared=40)
-    one, other = prepared.row((5,), (64,), (7, 8)), prepared.row((5,), (64,), (9, 10))
+    first, second = prepared.row((5,), (64,), (7, 8)), prepared.row((5,), (64,), (9, 10))
     wide = prepared.row((4, 3), (8, 2, 2), (1, 2))
-    for row, grid, words in (
-        (one, (5, 1, 1, 64, 1, 1), (7, 8)),
-        (other, (5, 1, 1, 64, 1, 1), (9, 10)),
+    for row, grid, values in (
+        (first, (5, 1, 1, 64, 1, 1), (7, 8)),
+        (second, (5, 1, 1, 64, 1, 1), (9, 10)),
         (wide, (4, 3, 1, 8, 2, 2), (1, 2)),
     ):
         assert row[:4].view(np.uint32)[:7].tolist() == [*grid, 40] and row[7] == 77
-        places = [ctypes.c_int64.from_address(a) for a in (ctypes.c_int64 * 4).from_address(int(row[8]))]
-        assert [p.value for p in places] == [*words, int(np.float64(2.5).view(np.int64)), 3]
+        pointers = [ctypes.c_int64.from_address(a) for a in (ctypes.c_int64 * 4).from_address(int(row[8]))]
+        assert [p.value for p in pointers] == [*values, int(np.float64(2.5).view(np.int64)), 3]
 
 
 def test_a_word_is_set_at_once_and_waited_for_in_a_stream(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,8 +297,8 @@ def test_a_word_is_set_at_once_and_waited_for_in_a_stream(driver: Driver, monkey
     called: list[Any] = []
     library = SimpleNamespace(
         cuStreamBatchMemOp_v2=None,
-        cuStreamWriteValue64_v2=lambda *given: called.append(("write", *given)) or 0,
-        cuStreamWaitValue64_v2=lambda *given: called.append(("wait", *given)) or 0,
+        cuStreamWriteValue64_v2=lambda *arguments: called.append(("write", *arguments)) or 0,
+        cuStreamWaitValue64_v2=lambda *arguments: called.append(("wait", *arguments)) or 0,
     )
     monkeypatch.setattr("warpwell.scheduler.executors.gpu.driver", lambda: library)
     gpu = Gpu()
@@ -310,8 +313,6 @@ def test_a_word_is_set_at_once_and_waited_for_in_a_stream(driver: Driver, monkey
 
 
 def test_memory_is_freed_behind_the_streams_that_used_it(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    import time
-
     monkeypatch.setattr(
         MemoryPool, "of", lambda driver, ordinal: SimpleNamespace(handle=1, reserved=64, used=16, trim=lambda: None)
     )
@@ -324,9 +325,7 @@ def test_memory_is_freed_behind_the_streams_that_used_it(driver: Driver, monkeyp
     memory.close_stream(closed)
     freeing = memory._freeing
     del block
-    until = time.monotonic() + 10
-    while ("cuMemFreeAsync", 4096, 100) not in driver.calls:
-        assert time.monotonic() < until
+    until(lambda: ("cuMemFreeAsync", 4096, 100) in driver.calls)
     assert freeing.waited == [stream]
     with pytest.raises(MemoryError, match="no memory for 2097152 bytes"):
         memory.allocate(2 << 20)
@@ -334,11 +333,11 @@ def test_memory_is_freed_behind_the_streams_that_used_it(driver: Driver, monkeyp
 
 @pytest.mark.parametrize("status", [0, 600, 201])
 def test_the_default_stream_is_waited_for_only_where_it_has_work(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, waited = [], []
+    queried, waited = [], []
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
     def query(stream: int | None) -> int:
-        asked.append(stream)
+        queried.append(stream)
         return status
 
     monkeypatch.setattr(device, "driver", lambda: SimpleNamespace(cuStreamQuery=query))
@@ -350,4 +349,4 @@ def test_the_default_stream_is_waited_for_only_where_it_has_work(status: int, mo
         device.wait_default()
     finally:
         device._asks_default.cache_clear()
-    assert asked == [None] and waited == [status] * (status != 0)
+    assert queried == [None] and waited == [status] * (status != 0)

@@ -109,8 +109,8 @@ def test_a_fault_whose_text_is_gone_is_an_error() -> None:
 def test_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--runs", "1", "--seed", "7", "--processes", "1", "--json"]) == 0
     results = json.loads(capsys.readouterr().out)
-    seen = [(r["scenario"], r["first_seed"], r["runs"], r["violations"]) for r in results]
-    assert seen == [(scenario, 7, 1, []) for scenario in SCENARIOS]
+    summaries = [(r["scenario"], r["first_seed"], r["runs"], r["violations"]) for r in results]
+    assert summaries == [(scenario, 7, 1, []) for scenario in SCENARIOS]
     assert main(["--replay", "7", "--scenario", "queue"]) == 0
     assert "no violation" in capsys.readouterr().out
     assert main(["--faults", "phase-relaxed"]) == 0

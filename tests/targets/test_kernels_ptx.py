@@ -72,10 +72,10 @@ def mark_pages(pages, items):
 
 
 def test_page_sets_compile_and_mark_by_one_atomic():
-    words = dict.fromkeys(("bits", "space", "origin", "step", "size", "shift"), 0)
-    text = run_cuda.ptx(mark_pages, (PageSetView((True, 4), words), np.zeros(1, np.int64)))
+    fields = dict.fromkeys(("bits", "space", "origin", "step", "size", "shift"), 0)
+    text = run_cuda.ptx(mark_pages, (PageSetView((True, 4), fields), np.zeros(1, np.int64)))
     assert re.search(r"atom\.relaxed\.gpu\S*\.or\.b64|atom\.or\S*\.b64|atom\S*\.or\.b64", text)
-    nothing = run_cuda.ptx(mark_pages, (PageSetView((False, 4), words), np.zeros(1, np.int64)))
+    nothing = run_cuda.ptx(mark_pages, (PageSetView((False, 4), fields), np.zeros(1, np.int64)))
     assert ".or.b64" not in "".join(line for line in nothing.splitlines() if "atom" in line)
 
 
@@ -215,47 +215,47 @@ def _instructions(text: str) -> list[str]:
 
 @pytest.mark.quick()
 def test_the_hit_loop_acquires_the_word_then_the_item_and_reloads_the_same_word():
-    lines = _instructions(run_cuda.ptx(read_many, (view(), OUT, WORD)))
+    code = _instructions(run_cuda.ptx(read_many, (view(), OUT, WORD)))
     loads = r"ld\.acquire\.gpu\.global(?:\.L2::cache_hint)?\.u64 (%\w+), \[(%\w+)\]"
-    acquires = [(k, *m.groups()) for k, line in enumerate(lines) if (m := re.search(loads, line))]
+    acquires = [(k, *m.groups()) for k, line in enumerate(code) if (m := re.search(loads, line))]
     relaxed = [
         (k, *m.groups())
-        for k, line in enumerate(lines)
+        for k, line in enumerate(code)
         if (m := re.match(r"ld\.relaxed\.gpu\.global\.u64 (%\w+), \[(%\w+)\];", line))
     ]
-    words = {address for _, _, address in acquires} & {address for _, _, address in relaxed}
-    for word in words:
-        # the reload: the first relaxed load of the address of the word
-        reload = next(k for k, _, other in relaxed if other == word)
-        # its basic block alone: one that reads a page's own frame may stand between
-        start = max(k for k in range(reload) if not lines[k] or lines[k].startswith("$L"))
-        items = [k for k, _, other in acquires if start < k < reload and other != word]
+    shared = {address for _, _, address in acquires} & {address for _, _, address in relaxed}
+    for word in shared:
+        # The reload is the first relaxed load from the address of the word.
+        reload = next(k for k, _, loaded_from in relaxed if loaded_from == word)
+        # Look only at its basic block, because a block that reads a page's own frame may stand between.
+        start = max(k for k in range(reload) if not code[k] or code[k].startswith("$L"))
+        items = [k for k, _, loaded_from in acquires if start < k < reload and loaded_from != word]
         assert len(items) == 1, "exactly the item is acquired between the word and its reload"
         assert not any(start < k < reload for k, *_ in relaxed)
-        assert not any(line.startswith(("call", "st.", "atom")) for line in lines[start:reload])
-    assert len(words) >= 1
-    # the word is acquired inside of the loop: a branch back stands after the reload, to a label before the word
-    labels = {line[:-1]: k for k, line in enumerate(lines) if re.fullmatch(r"\$L\w+:", line)}
+        assert not any(line.startswith(("call", "st.", "atom")) for line in code[start:reload])
+    assert len(shared) >= 1
+    # The acquire of the word is inside the loop: after the reload, a branch goes back to a label before the acquire.
+    labels = {line[:-1]: k for k, line in enumerate(code) if re.fullmatch(r"\$L\w+:", line)}
     backward = [
         k
-        for k, line in enumerate(lines)
+        for k, line in enumerate(code)
         if (m := re.search(r"bra(?:\.uni)?\s+(\$L\w+);", line)) and labels.get(m[1], k) < k
     ]
-    assert any(labels[re.search(r"(\$L\w+);", lines[k])[1]] <= acquires[0][0] for k in backward)
+    assert any(labels[re.search(r"(\$L\w+);", code[k])[1]] <= acquires[0][0] for k in backward)
     # the slow path is a call and nothing else: no local memory is touched
-    assert not any("local" in line for line in lines)
+    assert not any("local" in line for line in code)
 
 
 def test_a_page_with_a_frame_of_its_own_is_acquired_once_or_never():
-    lines = _instructions(run_cuda.ptx(read_many, (view(direct_mapped=True), OUT, WORD)))
-    words = [k for k, line in enumerate(lines) if line.startswith("ld.acquire.gpu.global.u64")]
-    items = [k for k, line in enumerate(lines) if line.startswith("ld.relaxed.gpu.global.u64")]
-    assert len(words) == len(items) >= 1 and not any("ld.global" in line or "local" in line for line in lines)
-    for word in words:
-        (seen,) = re.findall(r"(%\w+), \[", lines[word])
-        following = [line for line in lines[word + 1 :] if not line.startswith("//")]
-        assert re.match(rf"and\.b64\s+%\w+, {seen}, 2;", following[0]), "whether it can be read decides"
-        before = [line for line in lines[:word] if not line.startswith("//")]
+    code = _instructions(run_cuda.ptx(read_many, (view(direct_mapped=True), OUT, WORD)))
+    acquires = [k for k, line in enumerate(code) if line.startswith("ld.acquire.gpu.global.u64")]
+    items = [k for k, line in enumerate(code) if line.startswith("ld.relaxed.gpu.global.u64")]
+    assert len(acquires) == len(items) >= 1 and not any("ld.global" in line or "local" in line for line in code)
+    for word in acquires:
+        (loaded,) = re.findall(r"(%\w+), \[", code[word])
+        following = [line for line in code[word + 1 :] if not line.startswith("//")]
+        assert re.match(rf"and\.b64\s+%\w+, {loaded}, 2;", following[0]), "whether it can be read decides"
+        before = [line for line in code[:word] if not line.startswith("//")]
         branch = max(k for k, line in enumerate(before) if " bra" in line)
         assert before[branch].startswith("@%p"), "the word is left out where all pages are there"
 
@@ -263,7 +263,7 @@ def test_a_page_with_a_frame_of_its_own_is_acquired_once_or_never():
 @pytest.mark.quick("None")
 @pytest.mark.parametrize("block", [None, 64])
 def test_bounds_checks_compile_and_are_not_in_other_kernels(block):
-    """Rows, additions and records among them; what is compiled without checks has none of this."""
+    """Rows, additions and records among them; kernels that are compiled without checks contain none."""
 
     def touch(x, i, r, out):
         x[i, 1] += out[x[i][0]]
@@ -298,16 +298,16 @@ def test_the_fence_stands_between_the_barrier_and_the_first_store_of_a_fill():
 
     with run_cuda.without_gpu((9, 0)):
         text = CudaIntrinsics.ptx_of(next(f for f in linked_functions() if f.__name__ == "access"), (9, 0))
-    lines = [line.strip() for line in text.splitlines()]
-    fences = [k for k, line in enumerate(lines) if line.startswith("fence.acq_rel.gpu")]
+    code = [line.strip() for line in text.splitlines()]
+    fences = [k for k, line in enumerate(code) if line.startswith("fence.acq_rel.gpu")]
     fills = 0
     for k in fences:
-        after = next(i for i in range(k + 1, len(lines)) if lines[i].startswith(("st.relaxed", "st.release", "atom.")))
-        if "v2" not in lines[after]:
-            continue  # the fence before a queue's turns
+        after = next(i for i in range(k + 1, len(code)) if code[i].startswith(("st.relaxed", "st.release", "atom.")))
+        if "v2" not in code[after]:
+            continue  # the fence before a thread takes turns in a queue
         fills += 1
-        before = next(i for i in range(k - 1, -1, -1) if lines[i].startswith(("bar.warp.sync", "st.", "atom.")))
-        assert lines[before].startswith("bar.warp.sync")
+        before = next(i for i in range(k - 1, -1, -1) if code[i].startswith(("bar.warp.sync", "st.", "atom.")))
+        assert code[before].startswith("bar.warp.sync")
     # a host page, a page of a command, a prefetched page: each copy into a frame has its fence
     assert fills == 3
 
@@ -321,17 +321,17 @@ def test_who_stores_under_a_pin_acquires_the_word_then_executes_one_fence():
         text = CudaIntrinsics.ptx_of(access, (9, 0))
     # its own body comes first; the functions that it calls come after it
     text = text[re.search(r"\.visible \.func .*\n?.*warpwell_cache_access_access\(\n", text).end() :]
-    lines = [line.strip() for line in text[: text.index("\n}")].splitlines()]
-    (fence,) = (k for k, line in enumerate(lines) if line.startswith("fence."))
-    assert lines[fence] == "fence.acq_rel.gpu;"
-    (acquire,) = (k for k, line in enumerate(lines) if line.startswith("ld.acquire.gpu.global.u64"))
-    changes = [k for k, line in enumerate(lines) if re.match(r"(st|atom)\.relaxed\.gpu", line)]
+    code = [line.strip() for line in text[: text.index("\n}")].splitlines()]
+    (fence,) = (k for k, line in enumerate(code) if line.startswith("fence."))
+    assert code[fence] == "fence.acq_rel.gpu;"
+    (acquire,) = (k for k, line in enumerate(code) if line.startswith("ld.acquire.gpu.global.u64"))
+    changes = [k for k, line in enumerate(code) if re.match(r"(st|atom)\.relaxed\.gpu", line)]
     assert len(changes) == 8 and acquire < fence < min(changes)  # items of 1, 2, 4 and 8 bytes; four additions
-    between = lines[acquire + 1 : fence]
+    between = code[acquire + 1 : fence]
     assert not any(line.startswith(("call", "st.", "atom", "bar")) for line in between)
-    # only loads leave the fence out: the branch before it goes to the line behind it
+    # Only loads skip the fence: the branch before the fence goes to the line after it.
     branches = [line for line in between if " bra" in line]
-    assert len(branches) == 1 and re.search(r"bra \t?(\$L\w+);", branches[0])[1] + ":" in lines[fence + 1 : fence + 5]
-    # the acquired word is the one that the pin is given back on
-    word = re.search(r"\[(%\w+)\]", lines[acquire])[1]
-    assert any(line.startswith("atom.acq_rel.gpu.global.cas.b64") and f"[{word}]" in line for line in lines)
+    assert len(branches) == 1 and re.search(r"bra \t?(\$L\w+);", branches[0])[1] + ":" in code[fence + 1 : fence + 5]
+    # The pin is released in the word that was acquired.
+    word = re.search(r"\[(%\w+)\]", code[acquire])[1]
+    assert any(line.startswith("atom.acq_rel.gpu.global.cas.b64") and f"[{word}]" in line for line in code)

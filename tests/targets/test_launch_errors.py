@@ -1,4 +1,4 @@
-"""Errors and `failed` belong to a launch: those of launches side by side on one array, one cache, one scheduler."""
+"""Errors and `failed` belong to a launch, also if launches share an array, a cache or a scheduler."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.harness.arrays.kernels import write
-from tests.harness.until import until
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from lab.media import Faulty
@@ -52,7 +52,7 @@ def total(a, out):
         out[i] += a[k]
 
 
-class Beside(threading.Thread):
+class LaunchThread(threading.Thread):
     """A launch in a thread, which keeps what it raises."""
 
     def __init__(self, launch: Callable[[], object]) -> None:
@@ -90,16 +90,16 @@ def test_three_launches_side_by_side_raise_their_own(path: Path) -> None:
     gate, out = np.zeros(2, np.int64), np.zeros(2, np.int64)
     with ww.open(path, device="cpu", cache=8192) as a:
         compiled(a, gate, out)
-        far = Beside(lambda: beyond[1](a, 7, gate, out))
-        write = Beside(lambda: overwrite[1](a, gate, out))
+        far = LaunchThread(lambda: beyond[1](a, 7, gate, out))
+        write = LaunchThread(lambda: overwrite[1](a, gate, out))
         until(lambda: gate[WAITING] == 2)
         sums = np.zeros(2, np.int64)
         total[2](a, sums)
         assert sums.tolist() == [4096 * 4095 // 2] * 2
         assert a[5] == 5 and a[4000:4002].tolist() == [4000, 4001]
         gate[OPEN] = 1
-        for beside in (far, write):
-            beside.join(30)
+        for thread in (far, write):
+            thread.join(HANG_SECONDS)
         assert isinstance(far.error, errors.IndexRangeError) and far.error.index == 4103
         assert isinstance(write.error, errors.ReadOnlyError)
         total[2](a, np.zeros(2, np.int64))
@@ -110,14 +110,14 @@ def test_a_launch_on_another_array_of_the_cache_is_not_told(path: Path) -> None:
     with ww.Cache(16384, device="cpu") as cache:
         a, b = ww.open(path, cache=cache), ww.open(path, cache=cache)
         compiled(a, gate, out)
-        far = Beside(lambda: beyond[1](a, 1, gate, out))
+        far = LaunchThread(lambda: beyond[1](a, 1, gate, out))
         until(lambda: gate[WAITING] == 1)
         sums = np.zeros(1, np.int64)
         total[1](b, sums)
         b.prefetch(0, 100)
         b.evict()
         gate[OPEN] = 1
-        far.join(30)
+        far.join(HANG_SECONDS)
         assert sums[0] == 4096 * 4095 // 2 and isinstance(far.error, errors.IndexRangeError)
         a.close()
         b.close()
@@ -132,10 +132,10 @@ def test_the_scheduler_tells_the_task_that_failed(path: Path) -> None:
             failing = scheduler.submit(beyond[1], a, 3, gate, out, tenant="one")
             until(lambda: gate[WAITING] == 1)
             fine = scheduler.submit(total[2], a, sums, tenant="other")
-            fine.result(timeout=30)
+            fine.result(timeout=HANG_SECONDS)
             gate[OPEN] = 1
             with pytest.raises(errors.IndexRangeError):
-                failing.result(timeout=30)
+                failing.result(timeout=HANG_SECONDS)
         assert sums.tolist() == [4096 * 4095 // 2] * 2
 
 
@@ -144,16 +144,16 @@ def test_many_launches_at_once_have_records_of_their_own(path: Path) -> None:
     gate, out = np.zeros(2, np.int64), np.zeros(64, np.int64)
     with ww.open(path, device="cpu", cache=8192) as a:
         compiled(a, gate, out)
-        launches = [Beside(lambda k=k: beyond[1](a, k, gate, out)) for k in range(40)]
+        launches = [LaunchThread(lambda k=k: beyond[1](a, k, gate, out)) for k in range(40)]
         until(lambda: gate[WAITING] == 40)
         gate[OPEN] = 1
-        for k, beside in enumerate(launches):
-            beside.join(30)
-            assert isinstance(beside.error, errors.IndexRangeError) and beside.error.index == 4096 + k
+        for k, thread in enumerate(launches):
+            thread.join(HANG_SECONDS)
+            assert isinstance(thread.error, errors.IndexRangeError) and thread.error.index == 4096 + k
 
 
 def test_launches_in_streams_are_told_one_by_one_to_operations_on_their_array(path: Path) -> None:
-    """What a GPU does in streams, by hand: the launches go on after their calls."""
+    """Model streams of a GPU by hand: the launches continue after their calls return."""
     with ww.Cache(16384, device="cpu") as cache:
         a, b = ww.open(path, cache=cache), ww.open(path, cache=cache)
         done = []
@@ -164,9 +164,9 @@ def test_launches_in_streams_are_told_one_by_one_to_operations_on_their_array(pa
             if distance:
                 beyond[1](a.kernel_struct(flag), distance, gate, np.zeros(1, np.int64), device="cpu", flag=flag)
             a.launch_continues(flag, lambda: bool(done))
-        assert b[3] == 3 and a[3] == 3  # nothing is known yet
+        assert b[3] == 3 and a[3] == 3  # the launch still runs: its error is not known yet
         done.append(True)
-        assert b[3] == 3  # not its own
+        assert b[3] == 3  # the error belongs to `a`, not to `b`
         for index in (4097, 4098):
             with pytest.raises(errors.IndexRangeError) as caught:
                 a[3]
@@ -300,7 +300,7 @@ def test_failed_is_false_again_in_the_next_launch(path: Path, device: str) -> No
 
 
 class Refuses:
-    """A tensor that PyTorch gives to nobody: it has a gradient, or items that NumPy does not know."""
+    """A tensor that PyTorch does not export: it has a gradient, or items that NumPy does not know."""
 
     def __dlpack__(self, **_: Any) -> Any:
         raise AssertionError
@@ -315,6 +315,6 @@ def test_an_array_that_its_library_does_not_give_is_named() -> None:
         total[1](Refuses(), out)
     with Scheduler("cpu") as scheduler:
         with pytest.raises(errors.ArgumentError, match=r"argument 'out' of kernel 'total' .*Use tensor\.detach"):
-            scheduler.submit(total[1], np.ones(1, np.int64), Refuses()).result(60)
-        scheduler.submit(total[1], np.ones(1, np.int64), out).result(60)
+            scheduler.submit(total[1], np.ones(1, np.int64), Refuses()).result(HANG_SECONDS)
+        scheduler.submit(total[1], np.ones(1, np.int64), out).result(HANG_SECONDS)
     assert out[0] == 1

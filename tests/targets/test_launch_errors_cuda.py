@@ -111,19 +111,19 @@ def test_launches_that_go_on_in_streams_are_told_one_by_one(array: ww.Array) -> 
     from numba import cuda
 
     streams = [cuda.stream() for _ in range(3)]
-    places = [cuda.to_device(np.zeros(2, np.int64)) for _ in range(3)]
+    outputs = [cuda.to_device(np.zeros(2, np.int64)) for _ in range(3)]
     for k in range(2):
-        beyond[1, streams[k]](array, k, NS, places[k])
-    total[2, streams[2]](array, NS, places[2])
+        beyond[1, streams[k]](array, k, NS, outputs[k])
+    total[2, streams[2]](array, NS, outputs[2])
     for stream in streams:
         stream.synchronize()
-    assert places[2].copy_to_host().tolist() == [SUM, SUM]
-    told = []
+    assert outputs[2].copy_to_host().tolist() == [SUM, SUM]
+    indices = []
     for _ in range(2):
         with pytest.raises(errors.IndexRangeError) as caught:
             array[3]
-        told.append(caught.value.index)
-    assert sorted(told) == [4096, 4097] and array[3] == 3
+        indices.append(caught.value.index)
+    assert sorted(indices) == [4096, 4097] and array[3] == 3
 
 
 def test_small_grids_and_numpy_arguments_are_no_reason_to_warn(array: ww.Array) -> None:

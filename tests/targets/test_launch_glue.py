@@ -1,19 +1,24 @@
-"""What a launch says and does around device code: notices, names, warnings of Numba and CuPy."""
+"""The host side of launches: notices, names, warnings of Numba and CuPy."""
 
+import io
+import sys
 import threading
 import time
 import types
 import warnings
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.harness.threads import run_threads
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from warpwell import gpu
 from warpwell.pool.agent.cuda_runtime import as_cupy_stream
 from warpwell.targets import fault
-from warpwell.targets.compiler import compiling, run_cuda
+from warpwell.targets.compiler import compiling, dispatcher, run_cuda
 from warpwell.targets.compiler.run_cuda import configured
 
 SMALL = "Grid size 4 will likely result in GPU under-utilization"
@@ -30,20 +35,56 @@ def test_kernels_and_launches_say_what_they_are() -> None:
     assert repr(scale[3, 4]) == "<launch of <warpwell.kernel 'scale'> over 3, 4>"
 
 
-def test_one_warning_of_a_long_compilation_is_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(compiling, "SECONDS", 0.01)
+def test_code_is_compiled_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As at the end of Python 3.12.1, where a store commits, or at a limit of threads.
+    def refuse(timer: threading.Timer) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
     monkeypatch.setattr(compiling, "_warned", False)
-    caplog.set_level("WARNING", compiling.compilation_logger.name)
+    monkeypatch.setattr(threading.Timer, "start", refuse)
+    assert dispatcher(compiled_late)(1) == 2
+
+
+def compiled_late(x: int) -> int:
+    return x + 1
+
+
+@pytest.mark.parametrize("is_interactive", [False, True])
+def test_one_message_of_a_long_compilation_is_logged(
+    is_interactive: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    if is_interactive:
+        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    monkeypatch.setattr(compiling, "SECONDS", HANG_SECONDS)
+    monkeypatch.setattr(compiling, "_warned", False)
+    caplog.set_level("INFO", compiling.__name__)
     with compiling.compiling("kernel 'short'"):
         pass
     assert not caplog.records
-    for name in ("one", "two"):
-        with compiling.compiling(f"kernel {name!r}"):
-            time.sleep(0.2)
+    monkeypatch.setattr(compiling, "SECONDS", 0.01)
+    with compiling.compiling("kernel 'one'"):
+        until(lambda: caplog.records)
+    with compiling.compiling("kernel 'two'"):
+        time.sleep(0.1)
     (record,) = caplog.records
-    assert record.levelname == "WARNING" and "compiling kernel 'one'" in record.getMessage()
+    assert record.levelname == ("WARNING" if is_interactive else "INFO")
+    assert "compiling kernel 'one'" in record.getMessage()
+
+
+def add_one(x):
+    return x + 1
+
+
+def test_long_compilations_of_functions_are_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiling, "SECONDS", 0.0)
+    monkeypatch.setattr(compiling, "_warned", False)
+    caplog.set_level("INFO", compiling.__name__)
+    assert dispatcher(add_one)(1) == 2
+    assert "compiling 'add_one'" in caplog.text
 
 
 def test_a_small_grid_is_no_reason_to_warn() -> None:
@@ -94,11 +135,7 @@ def test_threads_that_launch_first_kernels_pin_the_fault_page_once(monkeypatch: 
 
     monkeypatch.setattr(fault, "_pinned", None)
     monkeypatch.setattr(fault.gpu_memory, "pin_mapped", pin)
-    threads = [threading.Thread(target=fault.share_fault_page) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
+    run_threads(fault.share_fault_page, [()] * 4)
     assert len(pinned) == 1
 
 
@@ -116,19 +153,19 @@ def test_the_flag_of_a_launch_is_kept_whatever_other_threads_keep_meanwhile() ->
         """An event that is reached; while it is asked for the first time, another thread launches."""
 
         def __init__(self) -> None:
-            self.asked = False
+            self.was_queried = False
 
         @property
         def is_done(self) -> bool:
-            if not self.asked:
-                self.asked = True
-                other = threading.Thread(target=keep, args=(running,))
-                other.start()
-                other.join()
+            if not self.was_queried:
+                self.was_queried = True
+                thread = threading.Thread(target=keep, args=(running,))
+                thread.start()
+                thread.join()
             return True
 
     keep(Over())
-    keep(running)  # here another thread launches, too
+    keep(running)  # here, `Over` has started a launch as another thread would
     keep(running)
     assert [flag() is None for flag in flags] == [True, False, False, False]
     running.is_done = True

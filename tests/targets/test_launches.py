@@ -1,4 +1,4 @@
-"""Launches in processes of their own: the first action of a program, Ctrl-C, forks; and what a launch refuses."""
+"""Launches in processes of their own: the first action of a program, Ctrl-C, forks; and refused arguments."""
 
 import subprocess
 import sys
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
 from warpwell import errors, gpu
@@ -17,10 +18,15 @@ from warpwell.targets.compiler import run_cpu
 
 def run(folder: Path, program: str, *arguments: str) -> str:
     """Run a program, which must end by itself and well, and return what it printed."""
-    script = folder / "program.py"  # a file: the code of what is typed in is not kept on disk
+    script = folder / "program.py"  # a file, because interactive code is not cached on disk
     script.write_text(textwrap.dedent(program))
     done = subprocess.run(
-        [sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=100, check=False, cwd=folder
+        [sys.executable, str(script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
+        cwd=folder,
     )
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
@@ -64,37 +70,40 @@ STUCK = """
     import warpwell as ww
 
     @ww.kernel
-    def spin(x):
+    def spin(x, begun):
+        begun[ww.gpu.grid(1)] = 1
         while x[0] == 0:
             if ww.gpu.failed():
                 x[1 + ww.gpu.grid(1)] += 1
                 return
 
     stuck, other = np.zeros(5, np.int64), np.zeros(5, np.int64)
+    begun = np.zeros(4, np.int64)
     def interrupt():
-        time.sleep(0.2)
+        while not begun.all():
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
-    spin[1](np.ones(1, np.int64))  # compiled now, so the interrupt comes in the middle of the launch
-    beside = threading.Thread(target=lambda: spin[4](other))
-    beside.start()
+    spin[1](np.ones(1, np.int64), begun.copy())  # compiled now, so the interrupt comes in the middle of the launch
+    other_launch = threading.Thread(target=lambda: spin[4](other, np.zeros(4, np.int64)))
+    other_launch.start()
     threading.Thread(target=interrupt).start()
     try:
-        spin[4](stuck)
+        spin[4](stuck, begun)
     except KeyboardInterrupt:
         print("interrupted", stuck.tolist())
-    print("beside", other.tolist())
+    print("other", other.tolist())
     other[0] = 1
-    beside.join()
-    print("beside", other.tolist())
+    other_launch.join()
+    print("other", other.tolist())
 """
 
 
 def test_ctrl_c_ends_a_loop_that_asks_and_that_of_no_other_launch(tmp_path: Path) -> None:
     assert run(tmp_path, STUCK).splitlines() == [
         "interrupted [0, 1, 1, 1, 1]",
-        "beside [0, 0, 0, 0, 0]",
-        "beside [1, 0, 0, 0, 0]",
+        "other [0, 0, 0, 0, 0]",
+        "other [1, 0, 0, 0, 0]",
     ]
 
 
@@ -117,11 +126,11 @@ LATER = """
 
 
 def test_code_from_the_disk_finds_what_was_imported_after_the_first_launch(tmp_path: Path) -> None:
-    for _ in range(2):  # compiled, and loaded
+    for _ in range(2):  # first compiled, then loaded from disk
         assert run(tmp_path, LATER) == "18.0\n"
 
 
-# -- what a launch refuses --------------------------------------------------------------------------------------------
+# -- refused arguments --------------------------------------------------------------------------------------------
 
 
 @gpu.function
@@ -310,9 +319,9 @@ def test_device_code_outside_of_a_launch() -> None:
     for call in (gpu.grid, gpu.shared_array):
         with pytest.raises(RuntimeError, match="outside of a launch"):
             call(*(1, np.float64)[: 1 + (call is gpu.shared_array)])
-    for other in (gpu.thread_index, gpu.block_threads, gpu.block_index, gpu.barrier, gpu.failed):
+    for primitive in (gpu.thread_index, gpu.block_threads, gpu.block_index, gpu.barrier, gpu.failed):
         with pytest.raises(RuntimeError, match="outside of a launch"):
-            other()
+            primitive()
 
 
 def test_devices_that_are_not_there() -> None:
@@ -374,7 +383,7 @@ FORK = """
 def test_a_forked_process_launches_and_is_told_what_is_its_parents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # its devices are the CPU; see test_gpu_device for a GPU's
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # only CPU devices; test_gpu_device tests GPUs
     assert run(tmp_path, FORK).splitlines() == [
         "4.0",
         "ForkError True",

@@ -42,5 +42,5 @@ def test_a_part_of_a_gpu_has_a_name_of_its_own() -> None:
 
     older = SimpleNamespace(cuDeviceGetUuid=names(1))
     newer = SimpleNamespace(cuDeviceGetUuid=names(1), cuDeviceGetUuid_v2=names(2))
-    assert [(libcuda.uuid_of(one, ctypes.c_int(0)) or b"")[0] for one in (older, newer)] == [1, 2]
+    assert [(libcuda.uuid_of(library, ctypes.c_int(0)) or b"")[0] for library in (older, newer)] == [1, 2]
     assert libcuda.uuid_of(SimpleNamespace(cuDeviceGetUuid=names(1, 400)), ctypes.c_int(0)) is None

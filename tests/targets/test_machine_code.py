@@ -8,6 +8,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 from warpwell import errors
 from warpwell.cache.access import access
@@ -75,32 +76,34 @@ print(results)
 """
 
 
-def said(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate(timeout=100)
+def output_of(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 0, err
     return out.strip()
 
 
 def test_it_does_what_the_function_does() -> None:
-    words = np.array([1, 2**62, -5])
+    values = np.array([1, 2**62, -5])
     read = native(mpi_loop.word)
-    assert [read(words.ctypes.data + 8 * k) for k in range(3)] == words.tolist()
+    assert [read(values.ctypes.data + 8 * k) for k in range(3)] == values.tolist()
     assert native(mpi_loop.word) is read
 
 
 def test_a_thread_that_compiles_and_one_that_needs_its_code_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    process = subprocess.run([sys.executable, "-c", TWO_THREADS, tmp_path], capture_output=True, text=True, timeout=100)
+    process = subprocess.run(
+        [sys.executable, "-c", TWO_THREADS, tmp_path], capture_output=True, text=True, timeout=HANG_SECONDS
+    )
     assert process.stdout == "[b'code', b'code']\n", process.stderr
 
 
 def test_one_process_compiles_and_the_others_load(tmp_path: Path) -> None:
     """Processes that start while it compiles wait for its code; later ones do not import Numba."""
     together = [start(tmp_path) for _ in range(3)]
-    assert sorted(said(process).split()[0] for process in together) == ["False", "False", "True"]
-    assert said(start(tmp_path)) == LOADED
-    (kept,) = tmp_path.rglob("*.o")
-    assert kept.stat().st_size < 10_000
-    assert {path.suffix for path in kept.parent.iterdir()} == {".o", ".lock"}
+    assert sorted(output_of(process).split()[0] for process in together) == ["False", "False", "True"]
+    assert output_of(start(tmp_path)) == LOADED
+    (object_file,) = tmp_path.rglob("*.o")
+    assert object_file.stat().st_size < 10_000
+    assert {path.suffix for path in object_file.parent.iterdir()} == {".o", ".lock"}
 
 
 @pytest.mark.quick("half")
@@ -113,24 +116,24 @@ def test_one_process_compiles_and_the_others_load(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_file_is_compiled_again(tmp_path: Path, damage: bytes | None) -> None:
-    assert said(start(tmp_path)) == COMPILED
-    (kept,) = tmp_path.rglob("*.o")
-    whole = kept.read_bytes()
-    kept.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
-    assert said(start(tmp_path)) == COMPILED
-    assert kept.read_bytes() == whole and said(start(tmp_path)) == LOADED
-    assert kept.stat().st_mode & 0o777 == 0o666 & ~UMASK
+    assert output_of(start(tmp_path)) == COMPILED
+    (object_file,) = tmp_path.rglob("*.o")
+    content = object_file.read_bytes()
+    object_file.write_bytes(content[: len(content) // 2] if damage is None else damage)
+    assert output_of(start(tmp_path)) == COMPILED
+    assert object_file.read_bytes() == content and output_of(start(tmp_path)) == LOADED
+    assert object_file.stat().st_mode & 0o777 == 0o666 & ~UMASK
 
 
 @pytest.mark.quick("file")
-@pytest.mark.parametrize("there", ["file", "unwritable"])
-def test_a_cache_that_cannot_be_written(tmp_path: Path, there: str) -> None:
+@pytest.mark.parametrize("obstacle", ["file", "unwritable"])
+def test_a_cache_that_cannot_be_written(tmp_path: Path, obstacle: str) -> None:
     folder = tmp_path / "cache"
-    if there == "file":
+    if obstacle == "file":
         folder.write_text("in the way")
     else:
         folder = Path("/proc/nothing")
-    assert said(start(folder)) == COMPILED
+    assert output_of(start(folder)) == COMPILED
 
 
 @native

@@ -58,8 +58,8 @@ def test_code_of_these_sources_is_used(folder: Path) -> None:
 def test_code_of_other_sources_or_processors_is_compiled_once(folder: Path, changes: dict[str, Any]) -> None:
     write_manifest(folder, **changes)
     assert object_file() == b"compiled"
-    (kept,) = (folder.parent / "cache").rglob("*.o")
-    assert kept.read_bytes().endswith(b"compiled")
+    (cached_file,) = (folder.parent / "cache").rglob("*.o")
+    assert cached_file.read_bytes().endswith(b"compiled")
 
 
 def test_damaged_files_and_a_missing_manifest_are_ignored(folder: Path) -> None:

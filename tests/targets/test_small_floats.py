@@ -1,4 +1,4 @@
-"""Items of float16 and bfloat16 on `cpu`: what holds on every device."""
+"""The tests of float16 and bfloat16 for all devices, on `cpu`."""
 
 from typing import ClassVar
 

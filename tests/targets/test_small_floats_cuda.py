@@ -1,4 +1,4 @@
-"""Items of float16 and bfloat16 on `cuda`: what holds on every device."""
+"""The tests of float16 and bfloat16 for all devices, on `cuda`."""
 
 from tests.harness.arrays.small_floats import SmallFloatConformance
 

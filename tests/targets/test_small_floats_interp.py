@@ -1,4 +1,4 @@
-"""Items of float16 and bfloat16 on `interp`: what holds on every device."""
+"""The tests of float16 and bfloat16 for all devices, on `interp`."""
 
 from typing import ClassVar
 

@@ -9,6 +9,7 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
 from warpwell import errors, gpu
@@ -166,14 +167,14 @@ def result(kernel: Any, device: str, dtype: Any = np.int64) -> Any:
     return out[0].item()
 
 
-ALIKE = {"helper", "module", "inner module", "module in a local variable", "other array"}
-"""Changes that a CPU kernel sees as it sees the others: what a kernel names is found once for all targets."""
+SHARED_CHANGES = {"helper", "module", "inner module", "module in a local variable", "other array"}
+"""Changes that need one fast test only: the names of a kernel are resolved by the same code for all targets."""
 
 
 @pytest.mark.parametrize(
     ("change", "device"),
     [
-        pytest.param(change, device, marks=pytest.mark.slow if device == "cpu" and change in ALIKE else ())
+        pytest.param(change, device, marks=pytest.mark.slow if device == "cpu" and change in SHARED_CHANGES else ())
         for change in CHANGES
         for device in ("cpu", "interp")
     ],
@@ -239,7 +240,7 @@ def test_code_on_disk_has_the_values_of_its_key(tmp_path: Path, monkeypatch: pyt
     later = Kernel(by_global.function)
     assert (result(later, "cpu", np.float32), result(later, "cpu")) == (5, 5)
     (driver,) = later.current().compiled.values()
-    assert sum(driver.stats.cache_hits.values()) == 1  # of the launch with integers
+    assert sum(driver.stats.cache_hits.values()) == 1  # the hit is of the launch with integers
 
 
 def test_checked_launches_see_changes() -> None:
@@ -258,7 +259,7 @@ def test_a_task_has_the_values_of_its_submission() -> None:
             globals()["FACTOR"] = value
             handles.append(scheduler.submit(launch, x, out))
         for handle in handles:
-            handle.result(60)
+            handle.result(HANG_SECONDS)
     assert [out.tolist() for out in outs] == [[5] * 3, [7] * 3, [5] * 3]
 
 

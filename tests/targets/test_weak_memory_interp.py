@@ -1,4 +1,4 @@
-"""Litmus tests: what the weak memory of the interp target must show and what it must never show."""
+"""Litmus tests: results that the weak memory of the interp target must and must not show."""
 
 from collections.abc import Callable, Iterator
 
@@ -25,7 +25,7 @@ SYSTEM = 2
 SEEDS = 400
 
 
-def words(count: int) -> tuple[np.ndarray, list[int]]:
+def allocate_words(count: int) -> tuple[np.ndarray, list[int]]:
     memory = np.zeros(count, np.int64)
     base = memory.ctypes.data
     return memory, [base + 8 * k for k in range(count)]
@@ -35,7 +35,7 @@ def outcomes(build: Callable[[Interpreter, list[int], dict], None], count: int =
     """Results that `build`'s threads left in a dict, over many seeds."""
     found = set()
     for seed in range(seeds):
-        _memory, address = words(count)
+        _memory, address = allocate_words(count)
         run = Interpreter(seed, max_steps=100_000)
         result: dict = {}
         build(run, address, result)
@@ -107,11 +107,11 @@ def test_store_buffering(fenced: bool) -> None:
     """An acquire-release fence does not order a store before a later load."""
 
     def build(run: Interpreter, at: list[int], result: dict) -> None:
-        def side(name: str, mine: int, other: int) -> None:
-            run.store_release(mine, 1, SYSTEM)
+        def side(name: str, own_flag: int, peer_flag: int) -> None:
+            run.store_release(own_flag, 1, SYSTEM)
             if fenced:
                 run.fence(SYSTEM)
-            result[name] = run.load_acquire(other, SYSTEM)
+            result[name] = run.load_acquire(peer_flag, SYSTEM)
 
         run.spawn(side, "a", at[0], at[1])
         run.spawn(side, "b", at[1], at[0])
@@ -123,10 +123,10 @@ def test_store_buffering_through_one_word_is_forbidden() -> None:
     """The two exchanges of one word are ordered, so one thread sees the other's store."""
 
     def build(run: Interpreter, at: list[int], result: dict) -> None:
-        def side(name: str, mine: int, other: int) -> None:
-            run.store_relaxed(mine, 1, SYSTEM)
+        def side(name: str, own_flag: int, peer_flag: int) -> None:
+            run.store_relaxed(own_flag, 1, SYSTEM)
             run.exchange(at[2], 1, SYSTEM)
-            result[name] = run.load_relaxed(other, SYSTEM)
+            result[name] = run.load_relaxed(peer_flag, SYSTEM)
 
         run.spawn(side, "a", at[0], at[1])
         run.spawn(side, "b", at[1], at[0])
@@ -148,11 +148,11 @@ def test_no_load_buffering() -> None:
 
 def coherence_run(seed: int) -> tuple[list[int], int]:
     """Values read, in happens-before order, and how many of them were stale when read."""
-    _memory, at = words(2)
+    _memory, at = allocate_words(2)
     run = Interpreter(seed)
     newest = 0
     stale = 0
-    seen: list[int] = []
+    loaded: list[int] = []
 
     def writer() -> None:
         nonlocal newest
@@ -163,27 +163,27 @@ def coherence_run(seed: int) -> tuple[list[int], int]:
     def reader() -> None:
         nonlocal stale
         for _ in range(6):
-            seen.append(run.load_relaxed(at[0], SYSTEM))
-            stale += seen[-1] < newest
+            loaded.append(run.load_relaxed(at[0], SYSTEM))
+            stale += loaded[-1] < newest
         run.store_release(at[1], 1, SYSTEM)
 
     def follower() -> None:
         while not run.load_acquire(at[1], SYSTEM):
             run.backoff(1)
-        seen.append(run.load_relaxed(at[0], SYSTEM))
+        loaded.append(run.load_relaxed(at[0], SYSTEM))
 
     for fn in (writer, reader, follower):
         run.spawn(fn)
     run.run()
-    return seen, stale
+    return loaded, stale
 
 
 def test_coherence() -> None:
     """Values of one word never go back, in one thread and along happens-before; stale ones are seen."""
     total = 0
     for seed in range(SEEDS):
-        seen, stale = coherence_run(seed)
-        assert seen == sorted(seen), seed
+        loaded, stale = coherence_run(seed)
+        assert loaded == sorted(loaded), seed
         total += stale
     assert total > 50
 
@@ -262,7 +262,7 @@ def test_failed_compare_exchange_acquires_the_newest() -> None:
 
 def torn_reads(seed: int, fence_after_invalid: bool, acquire_data: bool) -> int:
     """The page word of the cache: generation << 1 | valid; the frame's two words hold the generation."""
-    memory, (word, first, second) = words(3)
+    memory, (word, first, second) = allocate_words(3)
     memory[0] = 1
     run = Interpreter(seed)
     load_data = run.load_acquire if acquire_data else run.load_relaxed
@@ -304,7 +304,7 @@ def test_page_word_recheck(acquire_data: bool) -> None:
 
 def test_tickets_are_never_lost() -> None:
     for seed in range(60):
-        memory, at = words(2)
+        memory, at = allocate_words(2)
         tickets: list[int] = []
 
         def take(run: Interpreter, ticket: int, plain: int, tickets: list[int]) -> None:
@@ -328,7 +328,7 @@ def test_lost_update_of_a_load_and_a_store_is_found() -> None:
         run.spawn(add, "a")
         run.spawn(add, "b")
 
-    memory, at = words(1)
+    memory, at = allocate_words(1)
     finals = set()
     for seed in range(100):
         memory[0] = 0
@@ -350,7 +350,7 @@ def contended(run: Interpreter, at: list[int]) -> None:
 
 def test_seed_decides_everything() -> None:
     def trace(seed: int) -> int:
-        _memory, at = words(4)
+        _memory, at = allocate_words(4)
         run = Interpreter(seed)
         for _ in range(4):
             run.spawn(contended, run, at)
@@ -363,12 +363,12 @@ def test_seed_decides_everything() -> None:
 
 
 def test_trace_hash_does_not_depend_on_addresses() -> None:
-    _memory, at = words(2)
+    _memory, at = allocate_words(2)
     run = Interpreter(5)
     for _ in range(3):
         run.spawn(contended, run, at)
     run.run()
-    _memory, at = words(2000)
+    _memory, at = allocate_words(2000)
     again = Interpreter(5)
     for _ in range(3):
         again.spawn(contended, again, at[500:])
@@ -377,7 +377,7 @@ def test_trace_hash_does_not_depend_on_addresses() -> None:
 
 
 def test_parts_of_words() -> None:
-    memory, at = words(1)
+    memory, at = allocate_words(1)
     memory[0] = -1
 
     def store(run: Interpreter) -> None:
@@ -401,7 +401,7 @@ def test_parts_of_words() -> None:
 
 def test_threads_that_store_parts_of_one_word_do_not_lose_them() -> None:
     for seed in range(50):
-        memory, at = words(1)
+        memory, at = allocate_words(1)
 
         def put(run: Interpreter, at: list[int] = at) -> None:
             index = run.grid(1)
@@ -485,21 +485,21 @@ def test_files_and_native_calls(tmp_path: object) -> None:
 
 
 def test_host_writes_between_runs_are_seen() -> None:
-    memory, at = words(1)
-    seen = []
+    memory, at = allocate_words(1)
+    loaded = []
     run = Interpreter(0)
     for value in (3, 4):
         memory[0] = value
-        run.spawn(lambda: seen.append(run.load_relaxed(at[0], SYSTEM)))
+        run.spawn(lambda: loaded.append(run.load_relaxed(at[0], SYSTEM)))
         run.spawn(lambda: run.store_relaxed(at[0], 9, SYSTEM))
         run.run()
         assert memory[0] == 9
-    assert seen[0] in (3, 9) and seen[1] in (4, 9)
+    assert loaded[0] in (3, 9) and loaded[1] in (4, 9)
 
 
 def test_a_spinning_thread_sees_the_store_in_the_end() -> None:
     for seed in range(100):
-        _memory, at = words(1)
+        _memory, at = allocate_words(1)
         run = Interpreter(seed, max_steps=20_000)
         run.memory.fresh = 0.0
 
@@ -514,7 +514,7 @@ def test_a_spinning_thread_sees_the_store_in_the_end() -> None:
 
 def test_stall_names_the_threads_and_their_lines() -> None:
     for seed in range(10):
-        _memory, at = words(2)
+        _memory, at = allocate_words(2)
         run = Interpreter(seed, max_steps=2_000, trace=5)
 
         def wait_for_nothing(at: list[int] = at, run: Interpreter = run) -> None:
@@ -571,7 +571,7 @@ def test_exceptions_name_seed_step_and_thread() -> None:
 )
 @pytest.mark.parametrize("endless", [True, False])
 def test_services_are_stopped(endless: bool, seeds: range) -> None:
-    memory, at = words(2)
+    memory, at = allocate_words(2)
 
     def controller() -> None:
         attempt = 0
@@ -597,18 +597,18 @@ def test_services_are_stopped(endless: bool, seeds: range) -> None:
 
 
 def test_launch_shapes() -> None:
-    seen = []
-    launch(lambda: seen.append((current().grid(2), current().shape)), (3, 2))
-    assert [s[0] for s in sorted(seen)] == [(x, y) for x in range(3) for y in range(2)]
-    assert {s[1:] for s in seen} == {((3, 2),)}
-    seen.clear()
-    launch(lambda: seen.append(current().grid(2)), (2, 3), live=1)
-    assert seen == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
-    seen.clear()
-    launch(lambda: seen.append(current().grid(3)), (2, 2, 2), seed=3)
-    assert (0, 0, 1) in seen and len(set(seen)) == 8
-    launch(lambda: seen.append(None), 0)
-    assert len(seen) == 8
+    indices = []
+    launch(lambda: indices.append((current().grid(2), current().shape)), (3, 2))
+    assert [s[0] for s in sorted(indices)] == [(x, y) for x in range(3) for y in range(2)]
+    assert {s[1:] for s in indices} == {((3, 2),)}
+    indices.clear()
+    launch(lambda: indices.append(current().grid(2)), (2, 3), live=1)
+    assert indices == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    indices.clear()
+    launch(lambda: indices.append(current().grid(3)), (2, 2, 2), seed=3)
+    assert (0, 0, 1) in indices and len(set(indices)) == 8
+    launch(lambda: indices.append(None), 0)
+    assert len(indices) == 8
 
 
 def test_logical_time_jumps_when_everybody_waits() -> None:
@@ -632,7 +632,7 @@ def test_bad_addresses_raise(address: int) -> None:
 
 
 def test_memory_that_was_announced() -> None:
-    _memory, at = words(4)
+    _memory, at = allocate_words(4)
     run = Interpreter(0)
     run.announce(at[0], 16)
     run.spawn(run.load_relaxed, at[1], SYSTEM)
@@ -644,7 +644,7 @@ def test_memory_that_was_announced() -> None:
 
 def test_scopes_and_warps() -> None:
     run = Interpreter(0)
-    _memory, _at = words(1)
+    _memory, _at = allocate_words(1)
     run.spawn(run.fence, 3)
     with pytest.raises(ValueError, match="scope"):
         run.run()

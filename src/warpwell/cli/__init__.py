@@ -5,6 +5,7 @@
     main.py     parses the arguments and runs a command; ``completion``
     _common.py  what commands share: parsers, options, output, errors and Ctrl-C
     info.py     ``info``: devices, versions, and how to install what is missing
+    compile.py  ``compile``: use all features once, so that their code is compiled
     graph.py    ``graph ...``
     kv.py       ``kv ...``
     table.py    ``table ...``

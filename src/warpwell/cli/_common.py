@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose commands report unknown arguments with their own usage, not with that of ``warpwell``."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=_formatter, **options)
+        super().__init__(formatter_class=_formatter, allow_abbrev=False, **options)
         self._literal_options: dict[str, int] = {}
 
     def add_literal_option(self, name: str, values: int, **options: Any) -> None:
@@ -175,7 +175,6 @@ def new_file(name: str, option: str, suffixes: Sequence[str] = ()) -> Path:
 
 # -- output ------------------------------------------------------------------------------------------------------------
 
-_COMPILE_NOTICE_SECONDS = 1.0
 _STAGES = {
     "read": "reading",
     "generate": "generating",
@@ -272,17 +271,10 @@ class Output:
     def progress(self) -> Iterator[Report]:
         """Yield a function that shows progress: ``report(stage, done, total, details)``; a total of 0 is unknown.
 
-        Nothing is shown with JSON, or if stderr is not a terminal. A compilation of more than a second is announced on
-        any stderr, because nothing else explains the wait.
+        Nothing is shown with JSON, or if stderr is not a terminal.
         """
-        import logging
-        import threading
-
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        from ..targets.compiler import compilation_logger
-
-        compilation_logger.setLevel(logging.ERROR)  # the stage names the compilation
         bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -292,19 +284,9 @@ class Output:
             transient=True,
             disable=self.as_json or not self.notes.is_terminal,
         )
-        notice: threading.Timer | None = None
         tasks: dict[str, Any] = {}
 
         def report(stage: str, done: int, total: int, details: str = "") -> None:
-            nonlocal notice
-            if stage == "compile":
-                if notice is not None:
-                    notice.cancel()
-                    notice = None
-                if done == 0 and not self.as_json:
-                    notice = threading.Timer(_COMPILE_NOTICE_SECONDS, self._announce_compilation)
-                    notice.daemon = True
-                    notice.start()
             name = _STAGES.get(stage, stage)
             text = f"{name} {details}".rstrip() if total else f"{name} {done:,}"
             if stage not in tasks:
@@ -313,15 +295,8 @@ class Output:
                 tasks[stage] = bar.add_task(text, total=total or None)
             bar.update(tasks[stage], completed=done if total else None, total=total or None, description=text)
 
-        try:
-            with bar:
-                yield report
-        finally:
-            if notice is not None:
-                notice.cancel()
-
-    def _announce_compilation(self) -> None:
-        self.notes.print("compiling kernels for this machine; they are kept for the next time ...")
+        with bar:
+            yield report
 
 
 def output_of(arguments: argparse.Namespace) -> Output:
@@ -341,7 +316,7 @@ def readable(key: str, value: Any) -> str:
     from ..cache import format_size
 
     if value is None:
-        return "none" if key in {"cache_bytes", "weights"} else "not counted"
+        return "none" if key in {"cache_bytes", "names", "weights"} else "not counted"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if key == "uptime":
@@ -423,22 +398,6 @@ def execute(run: Run, arguments: argparse.Namespace, own_process: bool) -> int:
 def _report_error(message: str) -> int:
     print(f"warpwell: error: {message}", file=sys.stderr)
     return BAD_INPUT
-
-
-@contextlib.contextmanager
-def scratch(prefix: str) -> Iterator[Path]:
-    """Yield a temporary folder that is removed after the block, or when an interrupt ends the process in it."""
-    import tempfile
-
-    from ..replacing import unfinished
-
-    with tempfile.TemporaryDirectory(prefix=prefix) as name:
-        folder = Path(name)
-        unfinished.add(folder)
-        try:
-            yield folder
-        finally:
-            unfinished.discard(folder)
 
 
 def exit_on_interrupt() -> None:

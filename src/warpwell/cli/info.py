@@ -17,7 +17,10 @@ _PACKAGES = {
     "numba-cuda": "cuda",
     "scipy": "demo",
     "matplotlib": "demo",
+    "pyarrow": "graph",
+    "polars": "table",
     "lmdb": "lmdb",
+    "torch": "train",
     "mpi4py": "mpi",
     "cloudpickle": "mpi",
 }

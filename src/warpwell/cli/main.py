@@ -11,20 +11,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from . import drive, graph, info, kv, pool, sched, share, table
-from ._common import BAD_INPUT, Commands, Parser, add_command, execute
-
-_MOVED = {
-    "bench": "python -m lab bench",
-    "demo": "make demo",
-    "kv bench": "python -m lab bench kv",
-    "drive bench": "python -m lab bench drive",
-    "sched simulate": "python -m lab sched simulate",
-    "sched run": "python -m lab sched run",
-    "sched trace": "python -m lab sched trace",
-    "sched fit": "python -m lab sched fit",
-}
-"""Commands that only a checkout has, and how they are run there."""
+from . import compile, drive, graph, info, kv, pool, sched, share, table
+from ._common import Commands, Parser, add_command, execute
 
 _PATHS = ("EDGES", "FILE", "FOLDER", "GRAPH", "LOG", "NEW", "OUT", "PATH", "SRC", "STORE", "TABLE")
 """Metavars of paths, without a suffix, for completion."""
@@ -39,12 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:  # closed by the parent process (`>&-`); no other file may get its number
             setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))
-    options = sys.argv[1:] if argv is None else list(argv)
-    for name in (" ".join(options[:1]), " ".join(options[:2])):
-        if name in _MOVED:
-            print(f"warpwell {name} moved: run `{_MOVED[name]}` in a checkout of Warpwell", file=sys.stderr)
-            return BAD_INPUT
-    arguments = build_parser().parse_args(options)
+    arguments = build_parser().parse_args(argv)
     return execute(arguments.run, arguments, own_process=argv is None and not arguments.handles_interrupt)
 
 
@@ -57,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"warpwell {sys.modules['warpwell'].__version__}")
     parser.set_defaults(handles_interrupt=False)
     commands: Commands[Any] = parser.add_subparsers(metavar="COMMAND", required=True)
-    for module in (info, graph, kv, table, sched, share, pool, drive):
+    for module in (info, compile, graph, kv, table, sched, share, pool, drive):
         module.add(commands)
     _add_completion(commands)
     return parser

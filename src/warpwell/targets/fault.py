@@ -135,7 +135,7 @@ def share_fault_page() -> NDArray[np.int64]:
     """
     global _page, _pinned
     if _page is None or _pinned is None:
-        with _lock:  # threads that launch their first kernels: neither can be done twice
+        with _lock:  # several threads may launch their first kernels at once
             if _page is None:
                 _page = _map()
             if _pinned is None:

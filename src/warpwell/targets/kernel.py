@@ -31,7 +31,7 @@ from .signature import check_arguments, check_launch, configuration, parameters
 DEVICES = ("cpu", "cuda", "interp")
 
 MANY_VERSIONS = 8
-"""Versions of a kernel, each compiled for other values of global variables, at which a warning is logged."""
+"""Number of versions of a kernel, each for different values of global variables, from which a warning is logged."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ _redirect: Redirect | None = None
 
 
 def set_place(redirect: Redirect | None) -> None:
-    """Have every launch call ``redirect(launch, args, device)``, which may run it elsewhere, and then returns True."""
+    """Have each launch first call ``redirect(launch, args, device)``; True means that it ran the launch elsewhere."""
     global _redirect
     _redirect = redirect
 
@@ -167,9 +167,9 @@ def stamp_of(path: str | os.PathLike[str]) -> tuple[int, int] | None:
 class Launch:
     """A kernel with its launch shape; calling it runs it.
 
-    The call returns when the kernel is done, unless a stream was given (`cuda`): then it returns at once,
-    and errors that device code latched are raised by the next operation on the array. NumPy arguments are copied
-    to a GPU and back; device arrays are not copied.
+    The call returns when the kernel is done. With a stream (on `cuda`) the call returns at once, and an error that
+    device code latches for an array on storage is raised by the next operation on that array. NumPy arguments are
+    copied to a GPU and back; device arrays are not copied.
     """
 
     def __init__(
@@ -209,9 +209,9 @@ class Launch:
         services : sequence of callables
             Steps that an interpreted launch calls in addition to its threads.
         aborts : sequence of objects
-            Their ``abort(flag)`` is called on Ctrl-C, as the arguments' is.
+            Objects whose ``abort(flag)`` is called on Ctrl-C, in addition to the ``abort`` of the arguments.
         flag : LaunchFlag, optional
-            The launch's own, by which others interrupt it.
+            The flag by which other threads interrupt this launch. Default: a new one.
 
         Raises
         ------
@@ -219,7 +219,7 @@ class Launch:
             The kernel takes other arguments, or asks for its index in more or fewer extents than the launch has; or a
             column has nulls or several chunks.
         CompileError
-            The kernel's code, with arguments of these types, is nothing that can be compiled.
+            The kernel cannot be compiled for arguments of these types.
         """
         if named:
             raise by_name(self.kernel, named)
@@ -342,7 +342,7 @@ class Launch:
         return BlockLaunch(self.current(), viewed(self.kernel, args), device)
 
     def subscript(self) -> Any:
-        """Return what the kernel is subscripted with to get this launch, but for the stream."""
+        """Return the subscript that makes this launch of the kernel, without the stream."""
         return self.shape
 
     def configuration(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -351,7 +351,7 @@ class Launch:
 
 
 _left: list[Record] = []
-"""Records of launches that were left behind."""
+"""Records of bounds checks of launches that Ctrl-C may have left running: their kernels may still write to them."""
 
 
 def _check_options(max_registers: Any, block: Any) -> None:
@@ -398,15 +398,16 @@ def kernel(
     function : callable
         Device code; see `Kernel`.
     max_registers : int, optional
-        Upper bound of registers a thread on `cuda`: 32, or 64 where the kernel calls spans, unless given.
+        Maximum number of registers per thread on `cuda`. Default: 32, or 64 if the kernel uses spans.
     block : int, optional
-        Threads of a block, on `cuda`, of a block kernel: it is launched over blocks, and finds its place with
-        `block_index` and `thread_index` (see `warpwell.targets.primitives`).
+        Make a block kernel, with this number of threads per block on `cuda`. Its launch shape counts blocks, and its
+        code finds its position with `block_index` and `thread_index` (see `warpwell.targets.primitives`).
 
     check : bool
-        Look at every index of NumPy and device arrays, for debugging: one out of range is an `IndexRangeError` after
-        the launch, with the kernel's, the argument's name, index and extent. Until then reads give 0, and stores and
-        additions go nowhere. ``WARPWELL_CHECK=1`` does it for all kernels that are launched while it is set.
+        Check every index into NumPy and device arrays, for debugging. If an index is out of range, the launch raises
+        `IndexRangeError` after the kernel has run; the error names kernel, argument, index and extent. During the
+        launch, a read at such an index returns 0, and a store or an addition there has no effect. ``WARPWELL_CHECK=1``
+        checks all kernels that are launched while it is set.
 
     Examples
     --------

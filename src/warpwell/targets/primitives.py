@@ -1,14 +1,15 @@
 """The primitives of device code: shared memory, warps, and the position and time of a thread.
 
 Device code is plain Python over signed 64-bit integers. An address is the byte address of memory that the device can
-reach. Each primitive is a stub here, with a body for every target: ``compiler/cpu_lowerings.py``,
-``compiler/cuda_lowerings.py`` and, for `interp`, the methods of ``interp/interpreter.py``. A stub that asks
-for the running launch raises `RuntimeError` outside of one.
+reach. Each primitive is a stub in this module, and every target has a body for it: ``compiler/cpu_lowerings.py``,
+``compiler/cuda_lowerings.py`` and, for `interp`, the methods of ``interp/interpreter.py``. Outside of a launch, a stub
+that needs the running launch raises `RuntimeError`.
 
-**Who calls a primitive.** One thread, by itself, unless the docstring says *all lanes of mask*: then every lane whose
-bit is set in ``mask`` must call it, with the same mask, or the lanes that did call never return.
+**Calling threads.** A thread calls a primitive by itself, unless the docstring says *all lanes of mask*. In that case,
+every lane whose bit is set in ``mask`` must call the primitive with the same mask; otherwise the lanes that call it
+never return.
 
-**What order it gives.** The orders are defined by the memory models of C++ and PTX:
+**Memory order.** The orders are defined by the memory models of C++ and PTX:
 
 - *relaxed*: the access is atomic, and orders no other access.
 - *acquire* (loads, `compare_exchange_acquire`): accesses of the thread that come later in the program stay after it.
@@ -17,17 +18,17 @@ bit is set in ``mask`` must call it, with the same mask, or the lanes that did c
   but those whose names say otherwise.
 - *weak*: the access is not atomic. Another access to the same item at the same time is a data race.
 
-A thread that acquires the value which another has released sees everything that the other did before its release. No
-primitive orders a store before a later load of another word: where two threads need that, both must use
+If a thread acquires a value that another thread has released, it sees everything that the other thread did before its
+release. No primitive orders a store before a later load of another word: if two threads need that order, both must use
 read-modify-writes of one word.
 
 **Scope.** The scope names the threads between which an order holds: `BLOCK`, `DEVICE` or `SYSTEM`. It must be a
-constant. A wider scope is always right, and on a GPU it is slower.
+constant. A wider scope than necessary is always correct, but slower on a GPU.
 
 **Blocks.** ``@kernel(block=128)`` makes a kernel whose threads share memory and meet at barriers in blocks; it is
-launched over a number of blocks. On `cuda` a block has that many threads. On `cpu` and `interp` it has one, so loops
-should stride by `block_threads`: then they run anywhere. If the docstring of a primitive states it, *all threads of the
-block* must call it.
+launched over a number of blocks. On `cuda`, a block has this number of threads. On `cpu` and `interp` it has one
+thread, so loops should stride by `block_threads` to be correct on every target. *All threads of the block* must call a
+primitive whose docstring states this.
 """
 
 from __future__ import annotations
@@ -81,13 +82,13 @@ def exchange(addr: int, value: int, scope: int) -> int:
 def compare_exchange(addr: int, expected: int, desired: int, scope: int) -> int:
     """Store `desired` at `addr` if the word there equals `expected`; return the word that was there.
 
-    The exchange took place where the result equals `expected`. Acquire-release; where it did not take place, acquire.
+    The exchange took place if the result equals `expected`. Acquire-release if it took place, otherwise acquire.
     """
     return current().compare_exchange(addr, expected, desired, scope)
 
 
 def compare_exchange_acquire(addr: int, expected: int, desired: int, scope: int) -> int:
-    """As `compare_exchange`, but acquire only: accesses that come earlier in the program may stay behind it."""
+    """Do the same as `compare_exchange`, but acquire only: earlier accesses of the program may take place after it."""
     return current().compare_exchange_acquire(addr, expected, desired, scope)
 
 
@@ -109,7 +110,7 @@ def fetch_and(addr: int, value: int, scope: int) -> int:
 def fence(scope: int) -> None:
     """Keep every access of this thread before the fence before every access after it. Acquire-release.
 
-    A store before the fence and a load after it are excepted: they may change places.
+    The exception is a store before the fence and a load after it, which may change places.
     """
     current().fence(scope)
 
@@ -128,9 +129,9 @@ def load_acquire_as(addr: int, dtype: Any) -> Any:
 
 
 def load_passing_as(addr: int, dtype: Any) -> Any:
-    """Return the item of `dtype` at `addr`, as `load_acquire_as`; a GPU drops it from its L2 cache before others.
+    """Return the item of `dtype` at `addr`, as `load_acquire_as` does. A GPU evicts it from L2 before other data.
 
-    For items of frames: there are far more of them than of words of pages, which are asked for each.
+    This is for items of frames: they are far more data than the page words, which every access needs.
     """
     return current().load_acquire_as(addr, dtype)
 
@@ -161,7 +162,7 @@ def fetch_add_as(addr: int, value: Any, dtype: Any) -> Any:
 def fetch_min_as(addr: int, value: Any, dtype: Any) -> Any:
     """Store the smaller of `value` and the item of `dtype` at `addr`; return the item that was there.
 
-    Relaxed, device scope. `dtype` is an integer or a float of 4 or 8 bytes; neither float may be negative or NaN.
+    Relaxed, device scope. `dtype` is an integer or a float of 4 or 8 bytes. Floats must not be negative or NaN.
     """
     return current().fetch_min_as(addr, value, dtype)
 
@@ -196,7 +197,7 @@ def store_pair(addr: int, first: int, second: int) -> None:
 
 
 def items_at(addr: int, count: Any, dtype: Any) -> Any:
-    """Return `count` items of `dtype` at `addr` as an array; `count` is an integer, or a tuple of them, a shape.
+    """Return an array of the items of `dtype` at `addr`; `count` is their number, or a tuple: the array's shape.
 
     Weak: no other thread may write them meanwhile.
     """
@@ -204,7 +205,7 @@ def items_at(addr: int, count: Any, dtype: Any) -> Any:
 
 
 def items_of_array(array: Any, first: int, count: int) -> Any:
-    """Return `count` items of a C-contiguous NumPy or device array from a flat index on, as an array; unchecked."""
+    """Return an array of `count` items of a C-contiguous NumPy or device array, from flat index `first`; unchecked."""
     return array.reshape(-1)[first : first + count]
 
 
@@ -219,14 +220,14 @@ def scratch(nbytes: int) -> int:
 def copy_foreign(dst: int, src: int, nbytes: int) -> None:
     """Copy `nbytes` bytes, a multiple of 8, from or to memory that other threads may access meanwhile.
 
-    Both addresses are multiples of 8. The accesses are relaxed, and of any width: a word may arrive torn on `cpu`. The
-    compiler does not know that it is a copy, so it does not repeat or move its loads; fences order them.
+    Both addresses are multiples of 8. The accesses are relaxed, and of any width, so on `cpu` a copied word may be
+    torn. The compiler does not know that this is a copy, so it does not repeat or move the loads; fences order them.
     """
     current().copy_bytes(dst, src, nbytes)
 
 
 def copy_wide(dst: int, src: int, stride: int, count: int) -> None:
-    """Copy `count` (1 to 4) pieces of 16 bytes from `src` to `dst`; the pieces lie `stride` bytes apart in both.
+    """Copy `count` (1 to 4) pieces of 16 bytes from `src` to `dst`; at both, pieces begin every `stride` bytes.
 
     Both addresses are multiples of 16. Each 8-byte half is a relaxed access of system scope. All loads are issued
     before the first store, so that their latencies overlap.
@@ -252,8 +253,8 @@ def warp_size() -> int:
 def activemask() -> int:
     """Return the lanes that run converged with the caller, its own included, as a bit mask. Orders nothing.
 
-    Who needs all lanes of a warp asks first of all in its kernel, or takes ``ballot(mask, True)`` of lanes that are
-    known to come: lanes that came apart may stay so, also behind `syncwarp`.
+    If you need all lanes of a warp, call this at the very beginning of the kernel, or use ``ballot(mask, True)`` with
+    lanes that are known to arrive: lanes that have diverged may stay diverged, even after `syncwarp`.
     """
     current()
     return 1
@@ -295,8 +296,8 @@ def match_any(mask: int, value: int) -> int:
 def syncwarp(mask: int) -> None:
     """Wait until all lanes of mask have called it.
 
-    Accesses of these lanes before it are ordered before accesses of all of them after it. On a GPU, lanes that came
-    apart before it run on as they came: they are joined for this instruction only.
+    Accesses of these lanes before the call are ordered before accesses of all of these lanes after it. On a GPU, lanes
+    that diverged before the call converge for this instruction only.
     """
     current()
 
@@ -305,12 +306,12 @@ def syncwarp(mask: int) -> None:
 def reduce_warp(f: Any, value: Any) -> Any:
     """Return the values of all lanes of the warp, combined by `f`. All lanes that are still in the kernel call it.
 
-    All of them get the same result. Orders nothing. On `cpu` and `interp` it is the caller's own `value`.
+    All lanes get the same result. Orders nothing. On `cpu` and `interp` the result is the caller's own `value`.
 
     Parameters
     ----------
     f : device function
-        ``f(a, b)``, associative and commutative, such as `operator.add`; it returns what `value` is.
+        ``f(a, b)``, associative and commutative, such as `operator.add`. Its result has the type of `value`.
     value : number
     """
     mask = ballot(0xFFFFFFFF, True)
@@ -349,9 +350,9 @@ def grid(ndim: int) -> Any:
 
 
 def launch_flag() -> int:
-    """Return the address of the flag of the calling thread's launch, which `failed` asks.
+    """Return the address of the flag of the calling thread's launch, which `failed` reads.
 
-    On `cuda` that is the flag of all kernels that Warpwell did not launch; a launch's flag is `block.own_flag`.
+    On `cuda` this is the flag of all kernels that Warpwell did not launch; `block.own_flag` is the flag of a launch.
     """
     return int(current().flag.address)
 
@@ -359,7 +360,7 @@ def launch_flag() -> int:
 def interrupted() -> int:
     """Return 1 if Ctrl-C ended the calling thread's launch, else 0. A relaxed load.
 
-    On `cuda` it is always 0: there the launch's flag tells it.
+    On `cuda` the result is always 0, because the launch's flag has this information there.
     """
     return current().interrupted()
 
@@ -368,8 +369,9 @@ def interrupted() -> int:
 def failed() -> bool:
     """Return True if an access of this launch to an array has failed, or Ctrl-C ended the launch.
 
-    A loop that waits for something should ask, and return where it holds. It is one relaxed load of host memory: on a
-    GPU, ask once in many iterations. In a kernel of ``@cuda.jit`` it covers all such kernels of the process.
+    A loop that waits for something should call this, and return if it is true. The call is one relaxed load of host
+    memory, so on a GPU, call it only once in many iterations. In a kernel of ``@cuda.jit`` it covers all such kernels
+    of the process.
     """
     return load_relaxed(launch_flag(), SYSTEM) != 0 or interrupted() != 0
 
@@ -449,7 +451,7 @@ def take_seat(value: int) -> None:
 def pread(fd: int, address: int, nbytes: int, offset: int) -> int:
     """Read `nbytes` bytes at `offset` of the file descriptor `fd` to `address` (`cpu`, `interp`).
 
-    Return how many were read, or minus ``errno``.
+    Return the number of bytes read, or minus ``errno``.
     """
     return current().pread(fd, address, nbytes, offset)
 
@@ -457,7 +459,7 @@ def pread(fd: int, address: int, nbytes: int, offset: int) -> int:
 def pwrite(fd: int, address: int, nbytes: int, offset: int) -> int:
     """Write `nbytes` bytes at `address` to `offset` of the file descriptor `fd` (`cpu`, `interp`).
 
-    Return how many were written, or minus ``errno``.
+    Return the number of bytes written, or minus ``errno``.
     """
     return current().pwrite(fd, address, nbytes, offset)
 
@@ -473,13 +475,14 @@ def call_native(function: int, state: int, a: int, b: int, c: int, d: int, e: in
 def call_foreign(function: int, a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> int:
     """Call the C function at the address `function`, which takes at most seven integers and pointers (`cpu`).
 
-    The others are ignored. Where it returns an ``int``, only the lower 32 bits of the result count.
+    Arguments beyond the function's parameters are ignored. If the function returns an ``int``, use only the lower 32
+    bits of the result.
     """
     return int(ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 7)(function)(a, b, c, d, e, f, g))
 
 
 def call_cold(function: Any, *args: Any) -> Any:
-    """Call a device function that the compiler keeps a call.
+    """Call a device function without inlining it.
 
     So a rare path costs its caller no registers and no code.
     """
@@ -489,8 +492,8 @@ def call_cold(function: Any, *args: Any) -> Any:
 def element_address(array: Any, index: Any) -> int:
     """Return the address of the item of a NumPy or device array at an index.
 
-    The index must be in range and not negative. Compiled code checks it in launches with bounds checks alone;
-    `interp` always does.
+    The index must be in range and not negative. Compiled code checks this only in launches with bounds checks; `interp`
+    always checks it.
     """
     position = index if isinstance(index, tuple) else (index,)
     for i, extent in zip(position, array.shape, strict=True):
@@ -523,9 +526,9 @@ def block_threads() -> int:
 def barrier() -> None:
     """Wait until all threads of the block have called it. All threads of the block call it.
 
-    Accesses of these threads before it are ordered before accesses of all of them after it. A kernel in which a
-    thread may return before a barrier that others reach cannot be stopped between blocks: a scheduler
-    runs it whole.
+    Accesses of these threads before the barrier are ordered before accesses of all of these threads after it. If a
+    thread of a kernel may return before a barrier that other threads reach, a scheduler cannot preempt the kernel
+    between blocks, and runs it unmodified.
     """
     current()
 
@@ -572,24 +575,24 @@ def own_flag() -> int:
 
 @device
 def launch_failed() -> bool:
-    """What `failed` is in a kernel that Warpwell launches on a GPU (see `virtual.launch_copy`)."""
+    """Replace `failed` in a kernel that Warpwell launches on a GPU (see `virtual.launch_copy`)."""
     return load_relaxed(own_flag(), SYSTEM) != 0
 
 
 def has_sizes(value: Any) -> None:
-    """Let the compiler know that the lengths of an array are not negative; of other values it learns nothing.
+    """Let the compiler know that the lengths of an array are not negative. No effect for other values.
 
-    An index that is computed of them is then known not to be negative, and is not looked at for it.
+    An index that is computed from these lengths is then known not to be negative, and is not checked for that.
     """
     raise RuntimeError("has_sizes is compiled launch code")
 
 
 def opaque(value: Any, turn: int) -> Any:
-    """Return a value of which the compiler knows nothing more, and which may be another at each `turn` of a loop.
+    """Return `value`, but hide it from the compiler, for which it may be a different one at each `turn` of a loop.
 
-    Around a kernel's floating-point arguments in a loop over blocks: expressions of them alone would otherwise be
-    moved out of the loop, and a product that is computed there is not fused with the sum that it belongs to. Then
-    the loop would round otherwise than the plain kernel.
+    This is for a kernel's floating-point arguments in a loop over blocks. Without it, the compiler would move
+    expressions of arguments alone out of the loop, where a product is not fused with the sum that it belongs to, and
+    the loop would round differently from the unmodified kernel.
     """
     raise RuntimeError("opaque is compiled launch code")
 
@@ -600,7 +603,7 @@ def div_short(a: int, b: int) -> int:
 
 
 def put_claim(value: int) -> None:
-    """Leave a word for the block. One thread calls it, and a barrier must follow."""
+    """Store a word for all threads of the block. One thread calls it, and a barrier must follow."""
     raise RuntimeError("put_claim is compiled launch code")
 
 

@@ -23,14 +23,14 @@ class KernelArgument(Protocol):
     def kernel_struct(self, flag: LaunchFlag | None = None) -> DeviceStruct:
         """Return the struct that device code receives instead of the object.
 
-        `flag` is the flag of a launch that has started. Without a flag only the type of the struct counts.
+        `flag` is the flag of a launch that has started. Without a flag, the caller needs only the type of the struct.
         """
 
     def launch_begins(self, flag: LaunchFlag) -> None:
-        """Prepare for the launch with this flag. Raise what an earlier launch, which went on in a stream, has left."""
+        """Prepare for the launch with this flag. Raise the error of an earlier launch in a stream, if there is one."""
 
     def launch_ended(self, flag: LaunchFlag) -> None:
-        """Raise what device code latched during this launch."""
+        """Raise the error that device code latched during this launch, if any."""
 
     def launch_continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
         """Record that the launch runs in a stream until `done` returns True. It is called instead of `launch_ended`."""

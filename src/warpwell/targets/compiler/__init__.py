@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from .bytecode import cloudpickle, names_of
     from .code_cache import cache_folder, cache_key
     from .compiled import dispatcher
-    from .compiling import compilation_logger
     from .run_cpu import compile_launch, load_cpu
     from .run_cuda import Series, keep, max_registers, numba_cuda, reads_launch_flag, start, synchronize
     from .written import written_arguments
@@ -42,7 +41,6 @@ _FROM = {
     "bytecode": "cloudpickle names_of",
     "code_cache": "cache_folder cache_key",
     "compiled": "dispatcher",
-    "compiling": "compilation_logger",
     "run_cpu": "compile_launch load_cpu",
     "run_cuda": "Series keep max_registers numba_cuda reads_launch_flag start synchronize",
     "written": "written_arguments",

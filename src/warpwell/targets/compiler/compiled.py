@@ -30,7 +30,7 @@ from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
 from ... import errors
-from ..._os import file_lock, uninterrupted
+from ..._os import file_lock
 from .code_cache import cache_folder, cache_key, read_kept, write_kept
 from .compiling import compiling
 from .machine_code import SYMBOL, Processor, link_callees
@@ -52,11 +52,6 @@ def dispatcher(function: Callable[..., Any], *, user: Callable[..., Any] | None 
     return compiled
 
 
-def compile_for_words(compiled: Any, function: Callable[..., Any]) -> None:
-    """Compile or load a dispatcher of a function whose parameters are 64-bit integers, before it is called."""
-    compiled.compile((types.int64,) * len(inspect.signature(function).parameters))
-
-
 def _require_compiler() -> None:
     if config.DISABLE_JIT:
         raise errors.CompileError(
@@ -70,7 +65,7 @@ def lower(function: Callable[..., int]) -> Any:
     _require_compiler()
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": CalleeCompiler}
     compiled = njit(nogil=True, error_model="numpy", **options)(function)
-    compile_for_words(compiled, function)
+    compiled.compile((types.int64,) * len(inspect.signature(function).parameters))
     (overload,) = compiled.overloads.values()
     return overload
 
@@ -146,7 +141,7 @@ class CodeCache(NullCache):
             path = self._path((signature, dispatcher.targetctx.codegen().magic_tuple()))
             if signature in dispatcher.overloads or os.path.exists(path):
                 return numbas(signature)
-            with uninterrupted(), file_lock(path.with_suffix(".lock")):
+            with compiling(repr(dispatcher.py_func.__name__)), file_lock(path.with_suffix(".lock")):
                 return numbas(signature)
 
         return compile_once

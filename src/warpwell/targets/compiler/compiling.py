@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -13,10 +14,9 @@ from ..._os import uninterrupted
 from .reasons import reason_of
 
 SECONDS = 1.0
-"""Compilations that take no longer say nothing."""
+"""Compilations that take no longer are not reported."""
 
-compilation_logger = logging.getLogger(__name__)
-"""Of the warning that a compilation takes long; the command line, which has notices of its own, raises its level."""
+_logger = logging.getLogger(__name__)
 
 _warned = False
 
@@ -25,15 +25,17 @@ _COMPILER_ERRORS = {"NumbaError", "UnsupportedBytecodeError"}
 
 @contextlib.contextmanager
 def compiling(name: str) -> Iterator[None]:
-    """Log a warning, once a process, that `name` is being compiled, if it takes over a second.
+    """Log, once a process, that `name` is being compiled, if it takes over a second.
 
-    An interrupt is raised when it is done: see `uninterrupted`.
+    This is a warning for users who wait: at a terminal, in an interactive session, or in a notebook. An interrupt is
+    raised after the compilation: see `uninterrupted`.
     """
     timer = threading.Timer(SECONDS, _warn, (name,))
     timer.daemon = True
     with uninterrupted():
-        if not _warned and compilation_logger.isEnabledFor(logging.WARNING):
-            timer.start()
+        if not _warned:
+            with contextlib.suppress(RuntimeError):  # no thread can be started, for example when the interpreter ends
+                timer.start()
         try:
             yield
         finally:
@@ -44,9 +46,11 @@ def _warn(name: str) -> None:
     global _warned
     if not _warned:
         _warned = True
-        compilation_logger.warning(
-            "warpwell is compiling %s, and other new code; code for the CPU is cached on disk, and later runs start at "
-            "once (WARPWELL_LOG_LEVEL=ERROR hides this line) ...",
+        is_interactive = hasattr(sys, "ps1") or getattr(sys.stderr, "isatty", bool)()
+        _logger.log(
+            logging.WARNING if is_interactive else logging.INFO,
+            "warpwell is compiling %s, and other new code; code for the CPU is cached on disk. `warpwell compile` does "
+            "this beforehand (WARPWELL_LOG_LEVEL=ERROR hides this line) ...",
             name,
         )
 
@@ -65,5 +69,5 @@ def explained(kernel: Any, target: str) -> Iterator[None]:
         if not is_compilers and not (isinstance(error, AttributeError) and str(error).startswith("module '")):
             raise
         reason = reason_of(error, kernel.function)
-        compilation_logger.debug("the compiler's message", exc_info=error)
+        _logger.debug("the compiler's message", exc_info=error)
         raise errors.CompileError(f"kernel {kernel.__name__!r} does not compile for {target!r}: {reason}") from None

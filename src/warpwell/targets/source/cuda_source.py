@@ -21,7 +21,7 @@ from ..kernel import Launch, by_name, placed
 from .parameters import convert_argument, parse_parameters
 
 MAX_THREADS = 1024
-"""Threads of a block at most (compute capability 5.0 to 12.0)."""
+"""Maximum number of threads of a block (compute capability 5.0 to 12.0)."""
 
 _MAX_GRID = ((1 << 31) - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
@@ -34,8 +34,9 @@ class CudaSource:
     ``source[blocks, threads](*args)`` runs the kernel as CUDA's ``<<<blocks, threads>>>`` does, and waits for it. A
     `warpwell.scheduler.Scheduler` takes ``source[blocks, threads]`` as it takes ``kernel[n]``. If the source begins
     with ``#include <warpwell.cuh>``, a scheduler can preempt the kernel between blocks: the source is compiled a second
-    time, with ``blockIdx`` and ``gridDim`` as the block that a worker has claimed. Such a kernel must not return before
-    a barrier that other threads of the block reach.
+    time for workers (blocks that stay resident and claim the blocks of the launch), where ``blockIdx`` and ``gridDim``
+    describe the claimed block. A thread of such a kernel must not return before a barrier that other threads of its
+    block reach.
 
     Parameters
     ----------
@@ -58,7 +59,7 @@ class CudaSource:
     ----------
     parameters : tuple of Parameter
     preemptible : bool
-        Whether workers can run the blocks. If not, the kernel runs whole.
+        Whether workers can run the blocks. If not, the kernel runs unmodified, and cannot be preempted.
     reason : TransformError or None
         Why the kernel is not preemptible.
 
