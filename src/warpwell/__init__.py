@@ -1,4 +1,4 @@
-"""Warpwell: arrays on storage, many times larger than the GPU's memory, that kernels in Python index.
+"""Warpwell: arrays on storage, many times larger than GPU memory, which kernels written in Python can index.
 
 >>> import warpwell as ww
 >>> from warpwell import gpu
@@ -22,11 +22,11 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     closing      closes dropped objects, and writes unsaved changes at the end of the program
     json_file    JSON files that users pass
     process_end  ends processes by signals
-    shared_file  files of words and locks by which processes of a device meet
+    shared_file  files with shared fields and locks, for processes that share a device
     registry     names by which lower folders find objects of upper ones: services
     libcuda      the library of the GPU's driver, by ctypes, where cuda.bindings does not serve
     targets/     device code: kernels, launches, claiming of blocks; compiled for CPU and GPU, or interpreted
-    driver/      CUDA programs, unmodified: a layer under the driver's name, and workers that replay its calls
+    driver/      unmodified CUDA programs: a library that replaces the driver, and workers that replay its calls
     nvme/        commands and completions as the NVMe specification lays them out
     pool/        the GPUs of a cluster as local devices: agents, transports, copies, jobs
     queues/      rings on which threads submit commands and find completions
@@ -115,28 +115,22 @@ _HOMES = {
     for name in names.split()
 }
 
-# Objects that a folder finds by name because they are defined in a folder above it; see `warpwell.registry`.
-_PROVIDED = {
-    "service": {
+# Objects that a folder finds by name because they are defined in a folder above it.
+_registry.services.update(
+    {
         "open": "warpwell.array:open_array",
         "create": "warpwell.array:create",
         "cache": "warpwell.cache:Cache",
         "array part": "warpwell.remote.array:part",
         "store": "warpwell.kv.opening:open_store",
         "scheduler": "warpwell.remote.scheduler_agent:AgentScheduler",
-    },
-    "stand-in": {
-        "any": "warpwell.pool:Remote",
-        "open": "warpwell.remote.array:RemoteArray",
-        "create": "warpwell.remote.array:RemoteArray",
-        "array part": "warpwell.remote.array:RemoteArray",
-        "store": "warpwell.remote.store:RemoteStore",
-    },
-    "scheduler": {"pool": "warpwell.remote.scheduler:PoolScheduler"},
-}
-for _kind, _names in _PROVIDED.items():
-    for _name, _path in _names.items():
-        _registry.register(_kind, _name, _path)
+    }
+)
+_registry.stand_ins.update(
+    dict.fromkeys(("open", "create", "array part"), "warpwell.remote.array:RemoteArray"),
+    store="warpwell.remote.store:RemoteStore",
+    schedulers="warpwell.remote.scheduler:PoolScheduler",
+)
 
 if not TYPE_CHECKING:  # Type checkers report wrong names.
     __getattr__, __dir__ = _registry.on_first_use(__name__, _HOMES)

@@ -188,8 +188,8 @@ def checked_number(value: Any, name: str, *, maximum: float, of: str | None = No
     return number if type(number) in (int, float) else float(number)
 
 
-def checked_seconds(value: Any, name: str, *, zero: bool = False, maximum: float = LONGEST) -> float:
-    """Return an option that is a time as a float: above 0 (or, with `zero`, not below), and at most `maximum` seconds.
+def checked_seconds(value: Any, name: str, *, zero: bool = False) -> float:
+    """Return an option that is a time as a float: above 0 (or, with `zero`, not below), and at most `LONGEST` seconds.
 
     Raises
     ------
@@ -200,8 +200,8 @@ def checked_seconds(value: Any, name: str, *, zero: bool = False, maximum: float
         number = math.nan if isinstance(value, bool | str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not (0 <= number <= maximum if zero else 0 < number <= maximum):
-        raise _refused(value, name, None, f"seconds, {'0 or more' if zero else 'more than 0'}, up to {maximum:g}")
+    if not (0 <= number <= LONGEST if zero else 0 < number <= LONGEST):
+        raise _refused(value, name, None, f"seconds, {'0 or more' if zero else 'more than 0'}, up to {LONGEST:g}")
     return number
 
 

@@ -15,7 +15,7 @@ from ._check import checked_timeout
 from ._os import clock, interruptible
 
 SIGNAL_CHECK_SECONDS = 0.05
-"""Longest uninterrupted wait, because a signal that comes as the thread falls asleep does not wake it."""
+"""Longest uninterrupted wait. A signal that arrives while the thread is about to sleep does not wake it."""
 
 
 def require_same_process(process: int) -> None:
@@ -27,10 +27,10 @@ def require_same_process(process: int) -> None:
 
 
 class Future(concurrent.futures.Future[Any]):
-    """The result of work in the background, which continues if no caller keeps this object.
+    """The result of work in the background. The work continues even if no caller keeps this object.
 
-    `concurrent.futures.wait`, `concurrent.futures.as_completed` and `asyncio.wrap_future` accept it, unless it has
-    `poll`: then only calls of its methods complete it.
+    `concurrent.futures.wait`, `concurrent.futures.as_completed` and `asyncio.wrap_future` accept a future without
+    `poll`. A future with `poll` is completed only by calls of its own methods.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Future(concurrent.futures.Future[Any]):
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the work and return its result; may be called again.
 
-        Ctrl-C is raised here and ends the wait, not the work: call it again, or `cancel`.
+        Ctrl-C raises here and ends the wait, but not the work: call `result` again, or `cancel`.
 
         Parameters
         ----------
@@ -79,7 +79,7 @@ class Future(concurrent.futures.Future[Any]):
         Raises
         ------
         TimeoutError
-            The work takes longer than `timeout` seconds, and continues.
+            The work takes longer than `timeout` seconds. It continues.
         ClosedError
             `cancel` stopped the work.
         ForkError
@@ -94,9 +94,9 @@ class Future(concurrent.futures.Future[Any]):
         return super().exception()
 
     def cancel(self) -> bool:
-        """Stop the work soon, and return whether this came before its end; False if it cannot be stopped.
+        """Stop the work soon; return False if it has already ended or cannot be stopped.
 
-        Wait by `result` before memory that the work uses is used again.
+        After that, call `result` before you use memory that the work may still use.
         """
         self.done()
         return False

@@ -25,11 +25,11 @@ class Setting(Generic[T]):
     ----------
     variable : str
     default : object
-        Its value if the variable is unset.
+        Value of the setting if the variable is unset.
     parse : callable
-        Takes the text; raises ValueError if that is no value.
+        Converts the text of the variable; raises ValueError if the text is not a valid value.
     expected : str
-        What to give instead of a wrong value: "a whole number".
+        Description of a valid value for the error message, such as "a whole number".
     description : str
         One sentence for users.
     shown : str, optional
@@ -49,7 +49,7 @@ class Setting(Generic[T]):
         Raises
         ------
         ArgumentError
-            Its text is no value of this setting.
+            The text of the variable is not a valid value.
         """
         text = os.environ.get(self.variable)
         if not text:
@@ -100,7 +100,7 @@ def _one_of(*names: str) -> Callable[[str], str]:
 
 
 class Settings:
-    """The settings of this process; assigning to one raises AttributeError: set its variable."""
+    """The settings of this process. To change one, set its variable: an assignment raises AttributeError."""
 
     __slots__ = ()
 
@@ -117,14 +117,14 @@ class Settings:
         64,
         _positive_integer,
         "a whole number, 1 or more",
-        "Threads of a launch on the CPU; more than cores, because threads that wait for storage cost nothing.",
+        "Threads of a launch on the CPU; more than cores, because waiting threads cost nothing.",
     )
     check = Setting(
         "WARPWELL_CHECK",
         False,
         _switch,
         "1 (or 0)",
-        "1: check the indices of all kernels that are launched from now on.",
+        "1: check the indices of all kernels that are launched.",
         "0",
     )
     seed = Setting("WARPWELL_SEED", 0, _integer, "a whole number", "Seed of the interleaving of launches on `interp`.")
@@ -141,15 +141,15 @@ class Settings:
         "auto",
         _one_of("auto", "on", "off"),
         '"auto", "on" or "off"',
-        "Whether long reads of files go to the memory of a GPU by cuFile, without a copy in host memory: if the system "
-        "supports it; always, or opening the array raises; or never.",
+        "Whether long reads of files go to GPU memory by cuFile: if the system supports it; `on`: always, or opening "
+        "the array raises; `off`: never.",
     )
     read_gap_bytes = Setting[int | None](
         "WARPWELL_READ_GAP_BYTES",
         None,
         lambda text: checked_nbytes(text, minimum=0),
         'a size, such as "32KiB"',
-        "Longest gap between two wanted ranges of a file that one command reads as well; 0 reads the fewest bytes.",
+        "Longest gap between two wanted ranges of a file that one command reads as well.",
         "16 KiB; 1 KiB if the page cache is bypassed",
     )
     log_level = Setting(
@@ -157,7 +157,7 @@ class Settings:
         "WARNING",
         _one_of("DEBUG", "INFO", "WARNING", "ERROR"),
         '"DEBUG", "INFO", "WARNING" or "ERROR"',
-        "Least severe messages of the logger `warpwell`, set at the import. Without a handler, Python prints warnings.",
+        "Least severe messages of the logger `warpwell`, set at the import.",
     )
     socket = Setting[Path | None](
         "WARPWELL_SOCKET",
@@ -172,7 +172,7 @@ class Settings:
         "",
         str,
         "an absolute path",
-        "Folder of the files by which processes take turns on a GPU; the same for all of them.",
+        "Folder of the files by which processes share a GPU.",
         "a folder of the user in `/dev/shm`",
     )
     share = Setting(
@@ -180,7 +180,7 @@ class Settings:
         "",
         str,
         "PRIORITY:TENANT",
-        "Priority and tenant of a program that shares GPUs with others; `warpwell share` sets it.",
+        "Priority and tenant of a program that shares GPUs; `warpwell share` sets it.",
         "the program shares no GPU",
     )
 
@@ -189,7 +189,7 @@ class Settings:
         3600.0,
         _positive_seconds,
         "seconds, more than 0",
-        "How many seconds a program waits for a device of a pool, or for a lease, before it raises `StallError`.",
+        "Seconds that a program waits for a device of a pool, or for a lease, before it raises `StallError`.",
         "3600",
     )
     pool_silence_seconds = Setting(
@@ -197,7 +197,7 @@ class Settings:
         3.0,
         _finite_seconds,
         "seconds, more than 0",
-        "After how many seconds without a sign of life a process of a pool is lost.",
+        "Seconds without a sign of life after which a process of a pool is lost.",
         "3",
     )
     pool_chunk = Setting[int | None](
@@ -205,7 +205,7 @@ class Settings:
         None,
         _positive_integer,
         "a whole number of bytes",
-        "Bytes of a chunk of copies to and from devices of a pool, for copies of any size.",
+        "Bytes of a chunk of copies to and from devices of a pool.",
         "2 MiB, for copies from 24 MiB on",
     )
     pool_buffers = Setting(
@@ -228,7 +228,7 @@ class Settings:
         True,
         _switch,
         "1 (or 0)",
-        "0: devices of one host send data to each other, as devices of different hosts do.",
+        "0: devices of one host copy as if they were on different hosts.",
         "1",
     )
 

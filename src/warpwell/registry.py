@@ -1,17 +1,7 @@
-"""Registers objects by name, so that a folder finds objects of the folders above it.
+"""Services and stand-ins by name, so that a folder finds objects of the folders above it; imports on first use.
 
-A folder imports only from folders below it. `warpwell/__init__.py` is above all of them: it registers the names of
-Warpwell with their paths, so that a module is imported on first use.
-
-========== ============================================================== ============================================
-kind       name                                                           object at the path
-========== ============================================================== ============================================
-service    object that ``device.create(name, ...)`` creates on an agent   the callable that creates it there
-stand-in   a service whose objects have a class of their own here         that class; see `warpwell.remote.stand_in`
-scheduler  ``"pool"``: object that ``Scheduler(devices=...)`` returns     the class
-========== ============================================================== ============================================
-
-`on_first_use` imports the names of a folder if most of its users need only a few of them.
+A folder imports only from folders below it. The paths here are text, so that a module is imported when an object is
+first used. `on_first_use` imports the names of a folder if most of its users need only a few of them.
 """
 
 from __future__ import annotations
@@ -39,58 +29,26 @@ def _renew() -> None:
 
 os.register_at_fork(after_in_child=_renew)
 
-_paths: dict[str, dict[str, str]] = {"service": {}, "stand-in": {}, "scheduler": {}}
+services: dict[str, str] = {}
+"""Paths of what ``device.create(name, ...)`` calls on an agent; `warpwell` names them, here and below."""
+stand_ins: dict[str, str] = {}
+"""Paths of classes of a program that stand for objects on agents, by service; default: ``warpwell.pool.Remote``."""
 
 
-def register(kind: str, name: str, path: str) -> None:
-    """Register a path under a name; a later path replaces an earlier one.
-
-    Parameters
-    ----------
-    kind : {"service", "stand-in", "scheduler"}
-    name : str
-    path : str
-        ``"module:attribute"``. The module is imported when the name is first used.
+def path_of(service: str) -> str:
+    """Return the path of a service; return a path unchanged.
 
     Raises
     ------
     ArgumentError
-        The path is not of this form.
-
-    Examples
-    --------
-    >>> from warpwell import registry
-    >>> registry.register("service", "zip", "zipfile:ZipFile")
-    >>> registry.path_of("service", "zip")
-    'zipfile:ZipFile'
+        There is no service of this name.
     """
-    if path.count(":") != 1:
-        raise ArgumentError(f"{path!r}: give 'module:callable'", name="path")
-    _paths[kind][name] = path
-
-
-def is_registered(kind: str, name: str) -> bool:
-    """Return whether a name has a path."""
-    return name in _paths[kind]
-
-
-def path_of(kind: str, name: str) -> str:
-    """Return the path of a registered name; return a path unchanged.
-
-    Raises
-    ------
-    ArgumentError
-        The name is not registered.
-    """
-    if not isinstance(name, str) or name.count(":") > 1:
-        raise ArgumentError(f"{name!r:.60}: give the name of a {kind}, or 'module:callable'", name=kind)
-    if ":" in name:
-        return name
-    try:
-        return _paths[kind][name]
-    except KeyError:
-        names = ", ".join(sorted(_paths[kind]))
-        raise ArgumentError(f"unknown {kind} {name!r}: choose one of {names}", name=kind) from None
+    if not isinstance(service, str) or service.count(":") > 1:
+        raise ArgumentError(f"{service!r:.60}: give the name of a service, or 'module:callable'", name="service")
+    if ":" not in service and service not in services:
+        names = ", ".join(sorted(services))
+        raise ArgumentError(f"unknown service {service!r}: choose one of {names}", name="service")
+    return services.get(service, service)
 
 
 def load(path: str) -> Any:
@@ -112,7 +70,8 @@ def on_first_use(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str]
     package : str
         Its ``__name__``.
     homes : mapping of str to str
-        Module of each name: ``"module"``, or ``"module:"`` if it has the same name there, or ``"module:other"``.
+        Module of each name: ``"module"``, or ``"module:"`` if it has the same name there, or ``"module:other"``. A path
+        that starts with a point is of the folder that contains `package`.
     """
 
     def getattr_(name: str) -> Any:
@@ -120,7 +79,7 @@ def on_first_use(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str]
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, colon, inside = homes[name].partition(":")
         with importing:
-            found: Any = importlib.import_module(f"{package}.{module}")
+            found: Any = importlib.import_module(f".{module}", package)
         if colon:
             found = getattr(found, inside or name)
         vars(sys.modules[package])[name] = found

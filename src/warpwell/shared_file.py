@@ -1,4 +1,4 @@
-"""`SharedFile`: a file of words and locks by which processes of a device meet; `shared_folder`: where these files are.
+"""`SharedFile`: words and locks that the processes of a device share; `shared_folder`: the folder of these files.
 
 A lock is a byte of the file (``F_SETLK``). The kernel frees it when its process exits, however it exits, and a forked
 child does not inherit it. A word may be a futex.
@@ -24,9 +24,10 @@ from ._settings import settings
 from .errors import SchedulerError
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
-_OFD_GETLK = 36
 _FUTEX = FUTEX or 98  # the number that new processors have
-_FUTEX_WAIT, _FUTEX_WAKE, _ALL_WAITERS = 0, 1, 1 << 30
+_FUTEX_WAIT, _FUTEX_WAKE_OP = 0, 5
+_ALL_WAITERS = ctypes.c_void_p(1 << 30)
+_ADD_ONE = ctypes.c_uint(1 << 28 | 1 << 12)  # FUTEX_OP_ADD; its comparison decides nothing here
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -88,7 +89,8 @@ class SharedFile:
     NBYTES: ClassVar[int]
     FORMAT: ClassVar[int]
     _files: ClassVar[dict[Path, Any]]
-    _opening: ClassVar[threading.Lock]
+    _made: ClassVar[list[Any]] = []
+    _opening: ClassVar[threading.RLock]
 
     def __init_subclass__(cls) -> None:
         cls.forget()
@@ -125,7 +127,10 @@ class SharedFile:
         path = shared_folder() / f"{name}{cls.SUFFIX}"
         with cls._opening:
             try:
-                file: Self = cls._files.get(path) or cls._files.setdefault(path, cls(path))
+                if path not in cls._files:
+                    cls._made.append(cls(path))  # forever, also if a signal handler has made another one meanwhile
+                    cls._files.setdefault(path, cls._made[-1])
+                file: Self = cls._files[path]
                 return file
             except OSError as error:
                 reason, room = error.strerror or error, -(-cls.NBYTES // 1024)
@@ -134,8 +139,8 @@ class SharedFile:
 
     @classmethod
     def forget(cls) -> None:
-        """Forget all files in a forked child, because locks are not inherited."""
-        cls._files, cls._opening = {}, threading.Lock()
+        """Forget all files in a forked child, because locks are not inherited. Their mappings stay open."""
+        cls._files, cls._opening = {}, threading.RLock()
 
     # -- locks ---------------------------------------------------------------------------------------------------
 
@@ -159,28 +164,18 @@ class SharedFile:
         kind, _, _, _, process = _FLOCK.unpack(fcntl.fcntl(self.descriptor, fcntl.F_GETLK, query))
         return None if kind == fcntl.F_UNLCK else max(0, int(process))
 
-    def has_lock(self, byte: int) -> bool:
-        """Return True if this process has a lock. False if a sandbox does not implement the query."""
-        query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-        try:  # the query is of the open file, so a lock of this process is another one's
-            kind, _, _, _, process = _FLOCK.unpack(fcntl.fcntl(self.descriptor, _OFD_GETLK, query))
-        except OSError:
-            return False
-        return bool(kind != fcntl.F_UNLCK and process == os.getpid())
-
     # -- futexes: the lower half of a 64-bit word ----------------------------------------------------------------
 
     def _read_futex(self, word: int) -> int:
         return self._halves[2 * word]
 
     def _wake(self, word: int) -> None:
-        """Change a futex, and wake all that wait for it. A full memory fence."""
-        self._halves[2 * word] = (self._halves[2 * word] + 1) & 0xFFFFFFFF
-        self._wake_unchanged(word)
+        """Change a futex, and wake all that wait for it. A full memory fence.
 
-    def _wake_unchanged(self, word: int) -> None:
-        """Wake all that wait for a futex. A full memory fence."""
-        _libc.syscall(_FUTEX, ctypes.c_void_p(self._address + 8 * word), _FUTEX_WAKE, _ALL_WAITERS, None, None, 0)
+        Linux adds 1 atomically: no change is lost, so a thread that has read the futex before does not sleep.
+        """
+        address = ctypes.c_void_p(self._address + 8 * word)
+        _libc.syscall(_FUTEX, address, _FUTEX_WAKE_OP, _ALL_WAITERS, _ALL_WAITERS, address, _ADD_ONE)
 
     def _wait(self, word: int, expected: int, seconds: float) -> None:
         """Wait until a futex differs from `expected`, a signal arrives, or the time is over."""

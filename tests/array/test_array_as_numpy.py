@@ -1,4 +1,4 @@
-"""What somebody who knows NumPy tries first on an array on storage: each works, or says what to write instead."""
+"""Common NumPy expressions on an array on storage: each works, or raises an error that names the replacement."""
 
 import copy
 import itertools
@@ -35,7 +35,8 @@ def test_iteration_yields_the_rows(array: Any) -> None:
 def test_iteration_reads_many_rows_at_a_time_and_never_all(tmp_path: Path) -> None:
     rows = 16 * ITERATION_BYTES // 512 + 5
     np.save(tmp_path / "a.npy", np.arange(64 * rows).reshape(rows, 64))
-    with ww.open(tmp_path / "a.npy", device="cpu", cache="64KiB", stats="full") as a:  # the host's reads, too
+    # "full" also counts reads by the host.
+    with ww.open(tmp_path / "a.npy", device="cpu", cache="64KiB", stats="full") as a:
         each = iter(a)
         assert next(each)[0] == 0
         assert ITERATION_BYTES <= a.stats.bytes_read < 8 * ITERATION_BYTES  # a cache this small reads pages twice
@@ -81,7 +82,7 @@ def test_numpy_gets_a_copy_and_never_without_being_told(array: Any) -> None:
 def test_what_needs_the_items_says_how_to_get_them(array: Any, attempt: Callable[[Any], Any], says: str) -> None:
     with pytest.raises(TypeError, match=says):
         attempt(array)
-    assert array[0, 1] == 1.0  # and leaves the array open
+    assert array[0, 1] == 1.0  # the failed attempt leaves the array open
 
 
 @pytest.mark.parametrize("name", ["astype", "cumsum", "copy"])
@@ -265,7 +266,7 @@ def test_open_says_what_is_no_path(path: Any) -> None:
 
 
 class Series:
-    """What kernels see of a pandas Series: something that NumPy can convert."""
+    """Stand-in for a pandas Series: an object that NumPy can convert."""
 
     dtype = np.dtype(np.float64)
 

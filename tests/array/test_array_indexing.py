@@ -1,4 +1,5 @@
-"""Subscripts of the host mean what NumPy's do, touch only what they name, and need little memory beside the result."""
+"""Subscripts of the host mean what NumPy's do, read or write only the named items, and need
+little memory in addition to the result."""
 
 import threading
 import tracemalloc
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
 from warpwell import errors, gpu, storage
@@ -58,12 +60,12 @@ def indices(draw: Any, shape: tuple[int, ...]) -> Any:
     kinds = [integers, slices, arrays_of]
     first = draw(st.one_of(*(kind(shape[0]) for kind in kinds)))
     kinds = kinds if isinstance(first, slice) else kinds[:2]
-    rest = [draw(st.one_of(*(kind(n) for kind in kinds))) for n in shape[1 : draw(st.integers(1, len(shape)))]]
+    subscripts = [draw(st.one_of(*(kind(n) for kind in kinds))) for n in shape[1 : draw(st.integers(1, len(shape)))]]
     if draw(st.booleans()):
-        rest.append(Ellipsis)
+        subscripts.append(Ellipsis)
     if not isinstance(first, np.ndarray) and draw(st.booleans()):
-        rest.insert(draw(st.integers(0, len(rest))), None)
-    return (first, *rest) if rest else first
+        subscripts.insert(draw(st.integers(0, len(subscripts))), None)
+    return (first, *subscripts) if subscripts else first
 
 
 @pytest.mark.quick("interp")  # every type and number of dimensions is compiled separately
@@ -82,23 +84,25 @@ def test_subscripts_are_those_of_numpy(device: str, shape: tuple[int, ...], dtyp
     model = raw[offset : offset + size * dtype.itemsize].copy().view(dtype).reshape(shape)
     with medium_of(raw.copy(), dtype=dtype, shape=shape, offset=offset, device=device) as a:
         for _ in range(3):
-            ours, numpys = a, model
+            array, numpys = a, model
             if dtype is RECORD and (name := data.draw(st.sampled_from([None, "x", "y", "z"]))):
-                ours, numpys = a[name], model[name]
+                array, numpys = a[name], model[name]
             index = data.draw(indices(numpys.shape))
             try:
-                wanted = numpys[index]
+                expected = numpys[index]
             except IndexError:  # index arrays of different lengths
                 with pytest.raises(IndexError):
-                    ours[index]
+                    array[index]
                 continue
-            found = ours[index]
-            assert np.shape(found) == np.shape(wanted) and np.asarray(found).tobytes() == np.asarray(wanted).tobytes()
-            values = rng.integers(0, 256, np.asarray(wanted).nbytes).astype(np.uint8)
-            values = values.view(numpys.dtype).reshape(np.shape(wanted)) if values.size else np.asarray(wanted)
+            found = array[index]
+            assert (
+                np.shape(found) == np.shape(expected) and np.asarray(found).tobytes() == np.asarray(expected).tobytes()
+            )
+            values = rng.integers(0, 256, np.asarray(expected).nbytes).astype(np.uint8)
+            values = values.view(numpys.dtype).reshape(np.shape(expected)) if values.size else np.asarray(expected)
             if values.size and data.draw(st.booleans()):
-                values = values.reshape(-1)[0]  # one for all
-            ours[index] = numpys[index] = values
+                values = values.reshape(-1)[0]  # a scalar, for all items
+            array[index] = numpys[index] = values
             assert a[...].tobytes() == model.tobytes()
 
 
@@ -131,7 +135,7 @@ def test_what_is_no_index_is_refused() -> None:
         assert a[:].tolist() == np.arange(12).reshape(3, 4).tolist()
 
 
-# -- what others write ------------------------------------------------------------------------------------------------
+# -- concurrent writes ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.quick("storage")
@@ -150,7 +154,7 @@ def test_threads_that_set_different_columns_keep_each_others(tier: str, tmp_path
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(50)
+            thread.join(HANG_SECONDS)
         assert a[0, :6].tolist() == [30] * 6
         assert a[1, 5] == 400_000
 
@@ -180,17 +184,17 @@ READS = {
 
 
 @pytest.mark.quick("all")
-@pytest.mark.parametrize("what", READS)
-def test_reads_take_little_memory_beside_their_result(what: str, large: Any) -> None:
+@pytest.mark.parametrize("name", READS)
+def test_reads_take_little_memory_beside_their_result(name: str, large: Any) -> None:
     tracemalloc.start()
     try:
-        out = READS[what](large)
+        out = READS[name](large)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    own = out.nbytes + (4 * (BYTES // 48) if what == "rows" else 0)
+    own = out.nbytes + (4 * (BYTES // 48) if name == "rows" else 0)
     assert peak - own < 20 << 20
-    assert out.dtype == np.uint8 and out.sum() == READS[what](np.asarray(_model())).sum()
+    assert out.dtype == np.uint8 and out.sum() == READS[name](np.asarray(_model())).sum()
 
 
 def _model() -> Any:

@@ -254,6 +254,14 @@ def test_every_option_reads_devices_alike(use: Any, how: str, tmp_path: Path) ->
         use("tpu", tmp_path)
 
 
+def test_an_unknown_option_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(3))
+    with pytest.raises(
+        errors.ArgumentError, match=r"no option 'cache_nbytes'; it has cache, depth, device, dtype, merge, mode"
+    ):
+        ww.open(tmp_path / "a.npy", cache_nbytes="1MiB")
+
+
 def test_mmap_mode_is_refused_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(errors.ArgumentError, match="mmap_mode is mode= here"):
         _array(tmp_path, mmap_mode="r")
@@ -273,7 +281,7 @@ def test_damaged_headers_are_refused(tmp_path_factory: pytest.TempPathFactory, d
         header = read_npy(path)
     except (errors.FormatError, errors.DTypeError):
         return
-    assert header.origin + header.nbytes == len(raw), "what is accepted fits the file"
+    assert header.origin + header.nbytes == len(raw), "an accepted header describes the size of the file"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is written reaches the file and nothing else does: flush beside launches, close, drop, the program's end."""
+"""Stores reach the file unchanged: flush during launches, close, drop, the end of the program."""
 
 import gc
 import os
@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.harness.arrays.kernels import write
 from tests.harness.examples import examples
+from tests.harness.threads import run_threads
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
@@ -69,11 +70,11 @@ class Gated:
 
 @contextmanager
 def launched(*args: Any) -> Iterator[Gated]:
-    one = Gated(*args)
+    gated = Gated(*args)
     try:
-        yield one
+        yield gated
     finally:
-        one.release()
+        gated.release()
 
 
 def zeros(path: Path, n: int = N) -> Path:
@@ -100,9 +101,9 @@ def test_pages_that_were_only_read_are_not_written(tier: str, tmp_path: Path) ->
     with ww.open(path, "r+", tier=tier, cache="64KiB", page_size=512, device="cpu") as a:
         a[3] = 3
         assert a[:].sum() == 3
-        other = np.load(path, mmap_mode="r+")
-        other[500] = 5
-        other.flush()
+        writer = np.load(path, mmap_mode="r+")
+        writer[500] = 5
+        writer.flush()
     assert np.load(path)[[3, 500]].tolist() == [3, 5] and np.load(path).sum() == 8
 
 
@@ -125,7 +126,7 @@ def test_a_flush_that_fails_is_made_good_by_the_next(tier: str, after: int) -> N
     medium = Refusing(data)
     with ww.open(medium, "r+", dtype="i8", tier=tier, cache="64KiB", page_size=512, device="cpu") as a:
         a[5] = 5
-        a[700] = 7  # a run of its own
+        a[700] = 7  # not adjacent to page 0: a separate write
         medium.broken = after
         with pytest.raises(errors.StorageFullError):
             a.flush()
@@ -153,50 +154,50 @@ def test_any_order_of_stores_flushes_and_launches(
 ) -> None:
     """The file is the model after a flush at rest, and another writer's items stay what they are throughout.
 
-    Items 0 to 255 are the host's and short launches', 256 to 511 those of a launch that goes on; the other writer's are
-    in pages of their own.
+    The host and short launches write items 0 to 255, a launch that keeps running writes 256 to 511. The items of the
+    other writer have separate pages.
     """
     path = zeros(tmp_path_factory.mktemp("order") / "a.npy")
     model = np.zeros(N, np.int64)
     options: dict[str, Any] = {"tier": tier, "cache": 6 * 520, "page_size": 512, "device": "cpu"}
     a = ww.open(path, "r+", **options)
     flying: Gated | None = None
-    with path.open("r+b") as other:
-        other.seek(128 + 8 * 768)
-        for k, (what, *with_) in enumerate(operations):
-            if what in ("put", "kernel"):
+    with path.open("r+b") as writer:
+        writer.seek(128 + 8 * 768)
+        for k, (operation, *with_) in enumerate(operations):
+            if operation in ("put", "kernel"):
                 first, n, value = with_
                 model[first : first + n] = value
-                if what == "put":
+                if operation == "put":
                     a[first : first + n] = value
                 else:
                     fill[n](a, first, value)
-            elif what == "begin" and flying is None:
+            elif operation == "begin" and flying is None:
                 first, value = 256 + 8 * with_[0], with_[1]
                 flying = Gated(a, first, value)
                 model[first : first + 8] = value
-            elif what == "release" and flying is not None:
+            elif operation == "release" and flying is not None:
                 flying.release()
                 flying = None
-            elif what == "flush":
+            elif operation == "flush":
                 a.flush()
                 now = np.load(path)
                 assert (now[:256] == model[:256]).all()
                 assert flying is not None or (now[:512] == model[:512]).all()
-            elif what == "evict":
+            elif operation == "evict":
                 a.evict(0, 200)
-            elif what == "read":
+            elif operation == "read":
                 assert (a[:256] == model[:256]).all()
-            elif flying is None and what == "reopen":
+            elif flying is None and operation == "reopen":
                 a.close()
                 assert (np.load(path)[:512] == model[:512]).all()
                 a = ww.open(path, "r+", **options)
-            elif flying is None and what == "drop":
+            elif flying is None and operation == "drop":
                 del a
                 a = ww.open(path, "r+", **options)
                 assert (np.load(path)[:512] == model[:512]).all()
-            other.write(np.int64(k + 1).tobytes())
-            other.flush()
+            writer.write(np.int64(k + 1).tobytes())
+            writer.flush()
         if flying is not None:
             flying.release()
     a.close()
@@ -210,8 +211,8 @@ def test_any_order_of_stores_flushes_and_launches(
 @pytest.mark.quick("storage")
 @pytest.mark.parametrize("tier", TIERS)
 def test_an_array_of_a_shared_cache_stays_open_while_a_launch_uses_it(tier: str, tmp_path: Path) -> None:
-    path, other = zeros(tmp_path / "a.npy"), zeros(tmp_path / "b.npy")
-    with ww.Cache("64KiB", device="cpu") as cache, ww.open(other, "r+", cache=cache) as b:
+    path, second_path = zeros(tmp_path / "a.npy"), zeros(tmp_path / "b.npy")
+    with ww.Cache("64KiB", device="cpu") as cache, ww.open(second_path, "r+", cache=cache) as b:
         a = ww.open(path, "r+", cache=cache, tier=tier)
         with launched(a):
             with pytest.raises(errors.SharingError, match=r"1 launches use array 'a\.npy': wait"):
@@ -221,8 +222,8 @@ def test_an_array_of_a_shared_cache_stays_open_while_a_launch_uses_it(tier: str,
             with pytest.raises(errors.SharingError):
                 ww.open(path, cache=cache)
             b[5] = 5
-            b.close()  # the launch is not on it
-            assert np.load(other)[5] == 5
+            b.close()  # the launch does not use b
+            assert np.load(second_path)[5] == 5
         a.close()
         assert np.load(path)[:8].tolist() == [7] * 8
         with pytest.raises(errors.ClosedError):
@@ -231,7 +232,7 @@ def test_an_array_of_a_shared_cache_stays_open_while_a_launch_uses_it(tier: str,
 
 def test_arrays_that_come_and_go_beside_residency_calls(tmp_path: Path) -> None:
     """Frames move when an array is opened or closed: no call of another thread may work on where they were."""
-    path, other = zeros(tmp_path / "a.npy", 1 << 14), zeros(tmp_path / "b.npy", 1 << 14)
+    path, second_path = zeros(tmp_path / "a.npy", 1 << 14), zeros(tmp_path / "b.npy", 1 << 14)
     with ww.Cache("256KiB", device="cpu", page_size=512) as cache, ww.open(path, "r+", cache=cache) as a:
         a[:] = 3
         stop = threading.Event()
@@ -242,7 +243,7 @@ def test_arrays_that_come_and_go_beside_residency_calls(tmp_path: Path) -> None:
                 try:
                     a.prefetch()
                     a.evict(0, 2000)
-                except errors.KernelError:  # prefetched pages that are on their way
+                except errors.KernelError:  # a prefetch of these pages is in flight
                     pass
                 except BaseException as error:
                     unexpected.append(error)
@@ -254,14 +255,14 @@ def test_arrays_that_come_and_go_beside_residency_calls(tmp_path: Path) -> None:
         deadline = time.monotonic() + 3
         while done < 8 and time.monotonic() < deadline:
             try:
-                with ww.open(other, "r+", cache=cache) as b:
+                with ww.open(second_path, "r+", cache=cache) as b:
                     b[:] = done
                     assert (b[:] == done).all()
                 done += 1
             except errors.SharingError:
                 pass
         stop.set()
-        thread.join(30)
+        thread.join(HANG_SECONDS)
         assert not unexpected and not thread.is_alive()
         assert (a[:] == 3).all()
 
@@ -300,7 +301,8 @@ def test_a_dropped_array_is_written(tier: str, shared: bool, tmp_path: Path) -> 
     a[3] = 8
     del a
     assert until(lambda: bool(np.load(path)[3] == 8))
-    with ww.open(path, "r+", cache=cache, device="cpu") as again:  # the file is free, and so are frames and share
+    # The dropped array has released its file, its frames and its share.
+    with ww.open(path, "r+", cache=cache, device="cpu") as again:
         assert again[3] == 8
     if shared:
         cache.close()
@@ -345,11 +347,11 @@ def test_a_collection_between_any_two_lines_blocks_nothing(tmp_path: Path) -> No
             done.append(allocations)
 
     thresholds = gc.get_threshold()
-    gc.freeze()  # collections of what the tests before have left would take most of the time
+    gc.freeze()  # collecting the garbage of earlier tests would take most of the time
     thread = threading.Thread(target=work, daemon=True)
     try:
         thread.start()
-        thread.join(50)
+        thread.join(HANG_SECONDS)
     finally:
         gc.set_threshold(*thresholds)
         gc.enable()
@@ -433,7 +435,7 @@ ENDS = {
     "sys.exit": ("kept = write(); sys.exit(3)", 3),
     "exception": ("kept = write(); 1 / 0", 1),
     "handler": ("atexit.register(lambda: [a.close() for a in kept]); kept = write()", 0),
-    "thread": (  # it opens while the main thread is there: from Python 3.12 on nobody starts threads after that
+    "thread": (  # opens before the main thread exits: from Python 3.12 on, no thread can start after that
         "opened = threading.Event()\n"
         "def work():\n"
         "    global kept\n"
@@ -453,9 +455,10 @@ ENDS = {
 
 def program(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     source = textwrap.dedent(PROGRAM) + textwrap.dedent(text)
-    quiet = "ignore:This process:DeprecationWarning"  # of fork() beside threads, from Python 3.12 on
+    quiet = "ignore:This process:DeprecationWarning"  # Python 3.12 warns about fork() with threads
     command = [sys.executable, "-W", quiet, "-c", source]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    # From an empty code cache it compiles for 50 s of CPU time.
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=2 * HANG_SECONDS)
 
 
 @pytest.mark.quick("falls off", "handler", "multiprocessing")
@@ -557,7 +560,7 @@ def test_a_prefetch_from_the_host_brings_what_the_frames_hold(tier: str) -> None
         assert a[: 64 * 100].sum() == sum(range(64 * 100)) and a.stats.misses == before
         a.evict()
         a.pin(0, 64 * (a.cache.frames - 5))
-        a.prefetch()  # pages that are there count as brought; for others there are five frames
+        a.prefetch()  # resident pages count as prefetched; the other pages have five frames
         assert a.stats.prefetch_dropped <= 5
 
 
@@ -594,21 +597,13 @@ def test_counts_of_threads_are_apart(tmp_path: Path) -> None:
     """Flush and evict count what is left to do: with one word for both, a flush could miss what it has not written."""
     with ww.Cache("256KiB", page_size=512, device="cpu") as cache:
         arrays = [ww.open(zeros(tmp_path / f"{k}.npy", 1 << 12), "r+", cache=cache) for k in range(2)]
-        unexpected: list[Any] = []
 
         def work(k: int) -> None:
-            for n in range(40):
-                try:
-                    arrays[k].pin(0, 2000)
-                    arrays[k].unpin(0, 2000)
-                except BaseException as error:
-                    unexpected.append((k, n, error))
+            for _ in range(40):
+                arrays[k].pin(0, 2000)
+                arrays[k].unpin(0, 2000)
 
-        threads = [threading.Thread(target=work, args=(k,)) for k in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(50)
-        assert not unexpected and cache._count_pinned(arrays[0]._nsid) == 0
+        run_threads(work, [(k,) for k in range(2)])
+        assert cache._count_pinned(arrays[0]._nsid) == 0
         for a in arrays:
             a.close()

@@ -1,4 +1,4 @@
-"""Arrays on `cpu`: what holds on every device."""
+"""The tests of arrays for all devices, on `cpu`."""
 
 from typing import ClassVar
 

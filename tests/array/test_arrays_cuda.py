@@ -1,4 +1,4 @@
-"""Arrays on `cuda`: what holds on every device."""
+"""The tests of arrays for all devices, on `cuda`."""
 
 from tests.harness.arrays.conformance import ArrayConformance
 

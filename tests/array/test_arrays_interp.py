@@ -1,4 +1,4 @@
-"""Arrays on `interp`: what holds on every device."""
+"""The tests of arrays for all devices, on `interp`."""
 
 from tests.harness.arrays.conformance import ArrayConformance
 

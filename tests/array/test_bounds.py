@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
 from lab import media
@@ -99,20 +100,20 @@ def test_an_index_beyond_an_argument_is_told_after_the_launch(device: str) -> No
     around = np.zeros(300)
     y = around[100:200]
     fails(lambda: double[101](np.ones(101), y, device=device), "double", "y", 100, 100)
-    assert around.sum() == around[100:200].sum()  # nothing beside it was written
+    assert around.sum() == around[100:200].sum()  # the memory around y is unchanged
     fails(lambda: double[61](np.ones(60), y, device=device), "double", "x", 60, 60)
     if device == "cpu":
         y[:] = 3
         with pytest.raises(errors.IndexRangeError):
             double[100](np.ones(60), y, device=device)
-        assert y.tolist() == [2] * 60 + [0] * 40  # what was read there is 0
+        assert y.tolist() == [2] * 60 + [0] * 40  # reads beyond the end return 0
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_rows_keep_the_name_of_their_argument_in_helpers_too(device: str) -> None:
     x, y = np.arange(12.0).reshape(3, 4), np.full(5, -1.0)
     by_rows[3](x, y, 3, device=device)
-    by_rows[3](x, y, -1, device=device)  # counts from the end, as NumPy's does
+    by_rows[3](x, y, -1, device=device)  # a negative index counts from the end, as in NumPy
     assert y.tolist() == [3, 7, 11, -1, -1]
     fails(lambda: by_rows[1](x, y, 4, device=device), "by_rows", "x", 4, 4)
     fails(lambda: by_rows[1](x, y, -5, device=device), "by_rows", "x", -5, 4)
@@ -141,7 +142,7 @@ def test_slices_additions_and_records(device: str) -> None:
     fails(lambda: slices[1](x, 4, out, device=device), "slices", "x", 4, 4)
     counts = np.zeros(4, np.int64)
     count[3](counts, 3, device=device)
-    for index in (4, -1):  # of an addition a negative index is none
+    for index in (4, -1):  # an atomic addition does not wrap negative indices
         fails(lambda i=index: count[1](counts, i, device=device), "count", "x", index, 4)
     assert counts.tolist() == [0, 0, 0, 3]
     r = np.zeros(3, RECORD)
@@ -199,7 +200,7 @@ def test_a_segmentation_fault_becomes_an_error(tmp_path: Path) -> None:
         env={**os.environ, "WARPWELL_CHECK": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_SECONDS,
     )
     assert ran.returncode == 1 and "IndexRangeError: kernel 'double' used index" in ran.stderr
 
@@ -227,7 +228,7 @@ def test_compiled_code_is_kept_apart_from_that_without_checks() -> None:
 
 
 def _llvm(kernel: Kernel) -> str:
-    """The compiler's text, also of what was kept on disk."""
+    """Return the compiler's text, also for code that was loaded from the disk cache."""
     (driver,) = (code for key, code in kernel.current().compiled.items() if key[0] == "cpu")
     return "".join(str(c.library._get_module_for_linking()) for c in driver.overloads.values())
 
@@ -249,7 +250,7 @@ def test_blocks_and_options_stay() -> None:
 @ww.kernel(check=True)
 def item_then_index(a, x, out):
     value = a[0]
-    out[0] = x[100 - int(value)]  # within `x` where the item could be read
+    out[0] = x[100 - int(value)]  # in range of x, if the read of a[0] succeeded
 
 
 @ww.kernel(check=True)
@@ -267,7 +268,7 @@ def until_failed(x, rounds):
 
 
 def test_what_failed_first_is_told() -> None:
-    """Reads that failed give 0, and so do indices: what comes of that is not the error."""
+    """Failed reads return 0, and indices too; the error reports the failed read, not its consequences."""
     medium = media.Faulty(storage.RamMedium(np.full(1000, 100)), fail_ranges=[(0, 4096)])
     out, x = np.zeros(2), np.zeros(100)
     with ww.open(medium, dtype="i8", device="cpu", cache="64KiB") as a:
@@ -276,7 +277,7 @@ def test_what_failed_first_is_told() -> None:
         medium.configure()
         item_then_index[1](a, x, out)
         fails(lambda: index_then_item[1](a, np.zeros(2), out), "index_then_item", "x", 2, 2)
-        item_then_index[1](a, x, out)  # nothing is left of it
+        item_then_index[1](a, x, out)  # the error of the previous launch is gone
 
 
 def test_loops_that_ask_whether_the_launch_failed_stop() -> None:

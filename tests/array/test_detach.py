@@ -76,23 +76,23 @@ def test_commands_in_flight_are_answered_though_others_use_the_cache() -> None:
     out, done = np.zeros(1, np.int64), np.zeros(3, np.int64)
     with ww.Cache(100 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=TIMEOUT) as cache:
         gates = [GatedMedium(storage.RamMedium(np.arange(N))) for _ in range(2)]
-        stays, leaves = (opened(cache, gate) for gate in gates)
+        remaining, closed = (opened(cache, gate) for gate in gates)
         for gate in gates:
             gate.hold()
-        beside = threading.Thread(target=lambda: read[1](stays, np.array([9]), out))
-        beside.start()
-        ask_for[3](leaves, np.arange(3) * PER, done)
+        reader = threading.Thread(target=lambda: read[1](remaining, np.array([9]), out))
+        reader.start()
+        ask_for[3](closed, np.arange(3) * PER, done)
         assert done.all() and until(lambda: gates[0].held == 1 and gates[1].held >= 1)
-        closing = threading.Thread(target=leaves.close)
+        closing = threading.Thread(target=closed.close)
         closing.start()
         gates[1].release()
         closing.join(HANG_SECONDS)
-        assert not closing.is_alive() and beside.is_alive() and gates[0].held == 1
+        assert not closing.is_alive() and reader.is_alive() and gates[0].held == 1
         gates[0].release()
-        beside.join(HANG_SECONDS)
+        reader.join(HANG_SECONDS)
         assert out[0] == 9
-        other = opened(cache, storage.RamMedium(np.arange(N)))  # waits for all commands
-        assert other[7] == 7
+        third = opened(cache, storage.RamMedium(np.arange(N)))  # opening it waits for all commands
+        assert third[7] == 7
 
 
 def test_an_array_whose_drive_is_stalled_leaves_without_keeping_others_waiting() -> None:
@@ -117,13 +117,16 @@ def test_an_array_whose_drive_is_stalled_leaves_without_keeping_others_waiting()
 
 
 def test_opening_an_array_raises_no_error_of_another() -> None:
-    with ww.Cache(100 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=3.0) as cache:
-        first = opened(cache, media.Latency(storage.RamMedium(np.arange(N)), latency_us=200_000.0))
+    with ww.Cache(100 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=TIMEOUT) as cache:
+        medium = GatedMedium(storage.RamMedium(np.arange(N)))
+        first = opened(cache, medium)
+        medium.hold()
         done = np.zeros(1, np.int64)
         ask_for[1](first, np.zeros(1, np.int64), done)
         assert cache.pairs.in_use()
-        # as a launch in a stream leaves it
+        # an error as a launch in a stream leaves it
         cache._pending.append(({first._nsid}, errors.MediumError("page 3 of the first array", lba=0, status=1)))
+        threading.Timer(0.1, medium.release).start()  # releases the command while `opened` waits for it
         second = opened(cache, storage.RamMedium(np.arange(N)))
         assert second[7] == 7
         with pytest.raises(errors.MediumError, match="first array"):
@@ -134,7 +137,7 @@ def test_an_error_of_a_closed_array_is_not_that_of_the_next_one() -> None:
     with ww.Cache(100 * (PAGE + 8), page_size=PAGE, device="cpu") as cache:
         first = opened(cache, storage.RamMedium(np.arange(N)))
         nsid = first._nsid
-        # as a kernel that Warpwell did not launch leaves it, after `close` has looked
+        # an error as another library's kernel leaves it, after `close` has looked for errors
         first._part._take_stream_errors = list
         cache._pending.append(({nsid}, errors.MediumError("page 3 of the first array", lba=0, status=1)))
         first.close()
@@ -151,7 +154,7 @@ def test_a_forked_child_waits_for_no_prefetch() -> None:
         child = os.fork()
         if child == 0:
             try:
-                future.result(20)
+                future.result(HANG_SECONDS)
             except errors.ForkError:
                 os._exit(7)
             finally:
@@ -165,7 +168,7 @@ def test_a_forked_child_waits_for_no_prefetch() -> None:
 def test_pinned_pages_are_written_beside_a_prefetch() -> None:
     values = np.arange(N)
     with ww.Cache(20 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=1e6) as cache:
-        medium = media.Latency(storage.RamMedium(values), latency_us=(0.1 * TIMEOUT * 1e6, 0.0))  # reads, writes
+        medium = media.Latency(storage.RamMedium(values), latency_us=(0.1 * TIMEOUT * 1e6, 0.0))  # of reads, of writes
         a = ww.open(medium, "r+", dtype="i8", device="cpu", cache=cache)
         with time_passes(0.1 * TIMEOUT):
             a.pin(0, PER)

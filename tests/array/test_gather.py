@@ -1,4 +1,4 @@
-"""`ww.gather` on the CPU: the rows that NumPy has, from every tier; what is refused, fails, is cancelled or forked."""
+"""`ww.gather` on the CPU: the rows equal NumPy's, from every tier; errors, cancellation and forks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.harness import turns
 from tests.harness.arrays.kernels import write
-from tests.harness.until import until
+from tests.harness.clock import time_passes
+from tests.harness.threads import run_threads
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from lab import media
@@ -38,6 +40,8 @@ from warpwell.storage import io_threads
 
 ROWS, PAGE = 500, 512
 GAP = "WARPWELL_READ_GAP_BYTES"
+TIMEOUT = 1000.0
+"""Timeout in seconds on the clock of the test, not in real time."""
 TIERS: dict[str, dict[str, Any]] = {
     "mapped": {},
     "read ahead": {},
@@ -61,7 +65,7 @@ def saved(tmp_path: Path, model: Any, name: str = "a.npy") -> Path:
 
 
 def rows_of(a: Any, rows: Any, **more: Any) -> Any:
-    return ww.gather(a, rows, **more).result(110)
+    return ww.gather(a, rows, **more).result(HANG_SECONDS)
 
 
 # -- the same as NumPy ------------------------------------------------------------------------------------------------
@@ -84,8 +88,8 @@ def test_rows_are_those_that_numpy_has(opened: Any, tmp_path: Path, shape: tuple
             [shape[0] - 1],
         ):
             got = rows_of(a, rows)
-            wanted = model[np.asarray(rows)]
-            assert got.dtype == wanted.dtype and got.shape == wanted.shape and got.tobytes() == wanted.tobytes()
+            expected = model[np.asarray(rows)]
+            assert got.dtype == expected.dtype and got.shape == expected.shape and got.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("dtype", DTYPES[2:], ids=str)
@@ -103,11 +107,11 @@ def test_items_of_any_dtype(opened: Any, tmp_path: Path, dtype: Any) -> None:
     small=st.booleans(),
     stride=st.sampled_from([1, 2, -1]),
     gap=st.sampled_from([0, PAGE, 1 << 20]),
-    most=st.integers(1, 40),
+    max_rows=st.integers(1, 40),
     ahead=st.booleans(),
 )
 def test_any_list_of_rows(
-    rows: list[int], small: bool, stride: int, gap: int, most: int, ahead: bool, tmp_path_factory: Any
+    rows: list[int], small: bool, stride: int, gap: int, max_rows: int, ahead: bool, tmp_path_factory: Any
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "any.npy"
     model = np.arange(ROWS * 67, dtype="u2").reshape(ROWS, 67)
@@ -116,11 +120,11 @@ def test_any_list_of_rows(
     given_rows = np.array(rows, "i4" if small else "i8")[::stride]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(GAP, str(gap))
-        patch.setattr(page_batches, "MAX_LAUNCH_ROWS", most)
+        patch.setattr(page_batches, "MAX_LAUNCH_ROWS", max_rows)
         patch.setattr(host, "CHUNK_BYTES", 64)
         patch.setattr(host, "INLINE_CHUNK_ROWS", 16)
-        patch.setattr(api, "INLINE_BYTES", 64 if most % 2 else 4 << 20)
-        patch.setattr(host, "MAX_CHUNK_BYTES", 134 * most)
+        patch.setattr(api, "INLINE_BYTES", 64 if max_rows % 2 else 4 << 20)
+        patch.setattr(host, "MAX_CHUNK_BYTES", 134 * max_rows)
         patch.setattr(host.RowCopy, "absent", lambda *_: ahead)
         for options in (TIERS["mapped"], TIERS["storage"]):
             with ww.open(path, device="cpu", **options) as a:
@@ -132,19 +136,21 @@ def test_any_list_of_rows(
     rows=st.lists(st.integers(0, 200), min_size=1, max_size=80),
     nbytes=st.integers(1, 3000),
     origin=st.integers(0, 300),
-    most=st.integers(1, 30),
+    max_pages=st.integers(1, 30),
 )
-def test_batches_have_each_page_once_and_no_more_than_fit(rows: list[int], nbytes: int, origin: int, most: int) -> None:
+def test_batches_have_each_page_once_and_no_more_than_fit(
+    rows: list[int], nbytes: int, origin: int, max_pages: int
+) -> None:
     starts = origin + np.sort(np.array(rows)) * nbytes
-    wanted = {p for s in starts.tolist() for p in range(s // PAGE, (s + nbytes - 1) // PAGE + 1)}
+    expected = {p for s in starts.tolist() for p in range(s // PAGE, (s + nbytes - 1) // PAGE + 1)}
     pages: list[int] = []
     high = 0
-    for batch in page_batches.page_batches(starts, nbytes, PAGE, most):
+    for batch in page_batches.page_batches(starts, nbytes, PAGE, max_pages):
         assert batch.low == high < batch.high
         high = batch.high
-        assert len(batch.pages) <= most or batch.high == batch.low + 1
+        assert len(batch.pages) <= max_pages or batch.high == batch.low + 1
         pages += batch.pages.tolist()
-    assert high == len(rows) and pages == sorted(wanted)
+    assert high == len(rows) and pages == sorted(expected)
 
 
 @pytest.mark.parametrize("kind", ["i4", "i8"])
@@ -178,11 +184,11 @@ def test_slots_are_filled_again_after_they_are_free(kind: str, monkeypatch: pyte
 
 
 @given(st.sets(st.integers(0, 300), min_size=1), st.integers(0, 20))
-def test_gaps_are_filled_up_to_the_limit(pages: set[int], most: int) -> None:
+def test_gaps_are_filled_up_to_the_limit(pages: set[int], max_gap: int) -> None:
     ascending = np.array(sorted(pages))
-    merged = page_batches.fill_gaps(ascending, most).tolist()
-    wanted = {q for p, n in itertools.pairwise(ascending.tolist()) if n - p - 1 <= most for q in range(p, n)}
-    assert merged == sorted(pages | wanted)
+    merged = page_batches.fill_gaps(ascending, max_gap).tolist()
+    expected = {q for p, n in itertools.pairwise(ascending.tolist()) if n - p - 1 <= max_gap for q in range(p, n)}
+    assert merged == sorted(pages | expected)
 
 
 def test_fields_views_and_reshaped_arrays(opened: Any, tmp_path: Path) -> None:
@@ -191,9 +197,9 @@ def test_fields_views_and_reshaped_arrays(opened: Any, tmp_path: Path) -> None:
     model["x"], model["y"] = np.arange(ROWS), np.arange(3 * ROWS).reshape(-1, 3)
     rows = np.array([4, 4, 499, 0])
     with opened(saved(tmp_path, model)) as a:
-        for one, same in ((a["x"], model["x"]), (a["y"], model["y"]), (a[100:], model[100:])):
-            some = rows % len(same)
-            assert (rows_of(one, some) == same[some]).all()
+        for array, same in ((a["x"], model["x"]), (a["y"], model["y"]), (a[100:], model[100:])):
+            valid_rows = rows % len(same)
+            assert (rows_of(array, valid_rows) == same[valid_rows]).all()
         assert (rows_of(a.reshape(50, 10), rows % 50) == model.reshape(50, 10)[rows % 50]).all()
     with (
         opened(saved(tmp_path, np.zeros((ROWS, 4), kind), "b.npy")) as b,
@@ -226,9 +232,9 @@ def test_bfloat16_goes_to_whoever_has_it(tmp_path: Path) -> None:
         assert (rows_of(a, [9, 1]).view("u2") == bits.reshape(10, 4)[[9, 1]]).all()
         out = np.zeros((2, 4), "u2")
         assert rows_of(a, [3, 2], out=out) is out and (out == bits.reshape(10, 4)[[3, 2]]).all()
-        other = Exporter(np.zeros((2, 4), "u2"), code=4)
-        rows_of(a, [5, 5], out=other)
-        assert (other.memory == bits.reshape(10, 4)[[5, 5]]).all()
+        exporter = Exporter(np.zeros((2, 4), "u2"), code=4)
+        rows_of(a, [5, 5], out=exporter)
+        assert (exporter.memory == bits.reshape(10, 4)[[5, 5]]).all()
         with pytest.raises(errors.DTypeError, match="bfloat16"):
             ww.gather(a, [5, 5], out=Exporter(np.zeros((2, 4), "u2"), code=2))
 
@@ -257,9 +263,9 @@ def test_out_is_filled_and_returned(opened: Any, tmp_path: Path) -> None:
         out = np.full((7, 6), -1, np.float32)
         rows = [1, 5, 5, 499, 0, 2, 3]
         assert rows_of(a, rows, out=out) is out and (out == model[rows]).all()
-        other = Exporter(np.zeros((7, 6), np.float32), code=2)
-        assert rows_of(a, rows, out=other) is other and (other.memory == model[rows]).all()
-        within = out.view(np.int32).reshape(-1)[:7]  # numbers that lie in `out` itself
+        exporter = Exporter(np.zeros((7, 6), np.float32), code=2)
+        assert rows_of(a, rows, out=exporter) is exporter and (exporter.memory == model[rows]).all()
+        within = out.view(np.int32).reshape(-1)[:7]  # the row numbers share memory with `out`
         within[:] = rows
         assert (rows_of(a, within, out=out) == model[rows]).all()
 
@@ -278,7 +284,7 @@ def test_an_array_of_an_unknown_device_is_named(opened: Any, tmp_path: Path) -> 
 
 
 class Immutable(Exporter):
-    """What Arrow and JAX share by DLPack without saying that nobody may change it."""
+    """Read-only memory that DLPack exports without the read-only flag, as Arrow and JAX do."""
 
 
 Immutable.__module__ = "pyarrow.lib"
@@ -303,10 +309,10 @@ def bad_outs(a: Any) -> dict[str, tuple[Any, type[Exception], str]]:
     }
 
 
-@pytest.mark.parametrize("what", sorted(bad_outs(None)))
-def test_an_out_that_does_not_fit_is_refused_before_anything_is_begun(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("case", sorted(bad_outs(None)))
+def test_an_out_that_does_not_fit_is_refused_before_anything_is_begun(tmp_path: Path, case: str) -> None:
     with ww.open(saved(tmp_path, np.zeros((ROWS, 6), "f4")), device="cpu") as a:
-        out, kind, message = bad_outs(a)[what]
+        out, kind, message = bad_outs(a)[case]
         with pytest.raises(kind, match=message):
             ww.gather(a, [0, 1], out=out)
         assert not tasks._running
@@ -351,10 +357,10 @@ def test_a_row_out_of_range_is_named_with_its_place(opened: Any, tmp_path: Path,
     with opened(saved(tmp_path, np.arange(ROWS))) as a:
         rows = np.arange(300)
         rows[[123, 200]] = wrong
-        begun = ww.gather(a, rows)
+        task = ww.gather(a, rows)
         with pytest.raises(errors.IndexRangeError, match=f"row {wrong} at place (123|200) of the list .* of 500 rows"):
-            begun.result(110)
-        assert begun.done() and not tasks._running
+            task.result(HANG_SECONDS)
+        assert task.done() and not tasks._running
         assert rows_of(a, [1, 2]).tolist() == [1, 2], "and the array can be used"
 
 
@@ -367,12 +373,12 @@ def test_rows_of_other_libraries(tmp_path: Path) -> None:
 def test_rows_may_be_changed_while_they_are_gathered(tmp_path: Path) -> None:
     with ww.open(saved(tmp_path, np.arange(ROWS)), device="cpu") as a:
         rows = np.arange(ROWS)
-        begun = ww.gather(a, rows)
+        task = ww.gather(a, rows)
         rows[:] = -1
-        assert (begun.result(60) == np.arange(ROWS)).all()
+        assert (task.result(HANG_SECONDS) == np.arange(ROWS)).all()
 
 
-# -- what is read ------------------------------------------------------------------------------------------------------
+# -- reads of pages ----------------------------------------------------------------------------------------------------
 
 
 def in_memory(path: Path) -> int:
@@ -383,7 +389,7 @@ def in_memory(path: Path) -> int:
         address = np.frombuffer(mapped, np.uint8).ctypes.data
         libc = ctypes.CDLL(None)
         assert libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), vector) == 0
-        return sum(one & 1 for one in vector)
+        return sum(flags & 1 for flags in vector)
 
 
 def test_a_cold_mapped_file_is_read_where_rows_are_and_nowhere_else(
@@ -396,11 +402,11 @@ def test_a_cold_mapped_file_is_read_where_rows_are_and_nowhere_else(
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     if in_memory(path):
-        pytest.skip("the file system keeps what it is told to drop")
+        pytest.skip("the file system ignores requests to drop pages")
     rows = np.random.default_rng(6).integers(0, 4096, 200)
     with ww.open(path, device="cpu") as a:
         assert (rows_of(a, rows) == model[rows]).all()
-        # two pages a row, because of the header; the header itself; and what faults bring beside them
+        # The header shifts the rows, so each spans two pages. 64 more: the header, and the read-ahead of page faults.
         assert in_memory(path) <= 2 * len(set(rows.tolist())) + 64
         monkeypatch.setattr(host.RowCopy, "fetch", None)
         assert (rows_of(a, rows) == model[rows]).all(), "now it is in memory, and copied from there"
@@ -410,25 +416,25 @@ def test_small_gathers_are_done_at_once_and_leave_nothing(tmp_path: Path) -> Non
     model = np.arange(1 << 16).reshape(1 << 12, -1)
     with ww.open(saved(tmp_path, model), device="cpu") as a:
         threads = threading.active_count()
-        np.asarray(a[:])  # it is in memory
+        np.asarray(a[:])  # the file is in the page cache now
         rows = np.array([5, 4095, 0])
-        begun = ww.gather(a, rows)
-        assert begun.done() and threading.active_count() <= threads
+        task = ww.gather(a, rows)
+        assert task.done() and threading.active_count() <= threads
         rows[:] = 1
-        assert (begun.result() == model[[5, 4095, 0]]).all()
-        for count in (3, 1 << 14, 1 << 16):  # here, with help, and by other threads
+        assert (task.result() == model[[5, 4095, 0]]).all()
+        for count in (3, 1 << 14, 1 << 16):  # copied by this thread, with helpers, and by other threads
             rows[:] = 1
             wide = np.resize(rows, count)
-            begun = ww.gather(a, wide)
-            assert begun.done() or count == 1 << 16
+            task = ww.gather(a, wide)
+            assert task.done() or count == 1 << 16
             wide[:] = 2
-            result = begun.result()
+            result = task.result()
             assert (result == model[1]).all()
-            gone = weakref.ref(result.base if result.base is not None else result)
-            gc.disable()  # nothing is in a circle
+            reference = weakref.ref(result.base if result.base is not None else result)
+            gc.disable()  # no reference cycle needs the collector
             try:
-                del begun, result
-                assert until(lambda gone=gone: gone() is None)
+                del task, result
+                assert until(lambda reference=reference: reference() is None)
             finally:
                 gc.enable()
 
@@ -450,10 +456,10 @@ def test_rows_of_any_medium(tmp_path: Path, kind: str) -> None:
     stripes = [model.reshape(-1, 2, 64)[:, k].copy() for k in range(2)]
     openers: dict[str, Callable[[], Any]] = {
         "ram": lambda: storage.RamMedium(model),
-        "striped": lambda: storage.Striped([storage.RamMedium(one) for one in stripes], 512),
+        "striped": lambda: storage.Striped([storage.RamMedium(stripe) for stripe in stripes], 512),
         "replicated": lambda: storage.Replicated([storage.FileMedium(tmp_path / f"{k}") for k in range(3)]),
         "latency": lambda: media.Latency(storage.FileMedium(tmp_path / "0"), latency_us=50.0),
-        "python": Whole,
+        "python": WholeReads,
     }
     rows = np.random.default_rng(2).integers(0, 1 << 12, 3000)
     with ww.open(openers[kind](), dtype="i8", shape=(1 << 12, 8), device="cpu", cache="64KiB", page_size=PAGE) as a:
@@ -461,7 +467,7 @@ def test_rows_of_any_medium(tmp_path: Path, kind: str) -> None:
         assert (rows_of(a[100:], rows % 100) == model.reshape(-1, 8)[100 + rows % 100]).all()
 
 
-class Whole(storage.medium.PythonMedium):
+class WholeReads(storage.medium.PythonMedium):
     """A medium in Python."""
 
     def __init__(self) -> None:
@@ -478,27 +484,27 @@ def test_full_statistics_count_what_is_gathered(tmp_path: Path) -> None:
         assert a.stats.bytes_wanted == 2 * 8 * ROWS and ROWS <= (a.stats.hits or 0) <= 2 * ROWS
 
 
-# -- what fails --------------------------------------------------------------------------------------------------------
+# -- failures ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_failing_medium_raises_and_leaves_nothing(tmp_path: Path) -> None:
     medium = media.Faulty(storage.RamMedium(np.arange(100_000)), fail_ranges=[(204_800, 215_040)])
     with ww.open(medium, dtype="i8", device="cpu", cache="64KiB", page_size=PAGE) as a:
-        begun = ww.gather(a, np.arange(0, 100_000, 50))
+        task = ww.gather(a, np.arange(0, 100_000, 50))
         with pytest.raises(errors.MediumError, match="LBA"):
-            begun.result(110)
+            task.result(HANG_SECONDS)
         assert rows_of(a, [5, 99_999]).tolist() == [5, 99_999]
     assert not tasks._running
 
 
 def test_a_silent_medium_ends_the_gather_by_the_time_out(tmp_path: Path) -> None:
     medium = media.Faulty(storage.RamMedium(np.arange(100_000)), silent_after=3)
-    a = ww.open(medium, dtype="i8", device="cpu", cache="64KiB", page_size=PAGE, timeout=0.5)
-    begun = ww.gather(a, np.arange(0, 100_000, 500))
+    a = ww.open(medium, dtype="i8", device="cpu", cache="64KiB", page_size=PAGE, timeout=TIMEOUT)
+    task = ww.gather(a, np.arange(0, 100_000, 500))
     with pytest.raises(TimeoutError, match="wait longer"):
-        begun.result(0.01)
-    with pytest.raises(errors.StallError):
-        begun.result()
+        task.result(0.01)
+    with time_passes(TIMEOUT), pytest.raises(errors.StallError):
+        task.result()
     a.close()
     assert not tasks._running
 
@@ -518,71 +524,71 @@ def test_a_file_that_is_cut_while_it_is_mapped(tmp_path: Path, monkeypatch: pyte
 
 
 class Slow(storage.medium.PythonMedium):
-    """A medium that answers when it is told to."""
+    """A medium whose reads complete after `release_reads` is set."""
 
     def __init__(self) -> None:
         super().__init__(1 << 20)
-        self.go = threading.Event()
+        self.release_reads = threading.Event()
 
     def read(self, offset: int, nbytes: int) -> Any:
-        self.go.wait(30)
+        self.release_reads.wait(HANG_SECONDS)
         return np.full(nbytes, 7, np.uint8)
 
 
 def test_closing_waits_for_a_gather(tmp_path: Path) -> None:
     medium = Slow()
-    a = ww.open(medium, dtype="u1", device="cpu", cache="64KiB", page_size=PAGE, timeout=20)
-    begun = ww.gather(a, np.arange(0, 1 << 20, 9000))
+    a = ww.open(medium, dtype="u1", device="cpu", cache="64KiB", page_size=PAGE, timeout=TIMEOUT)
+    task = ww.gather(a, np.arange(0, 1 << 20, 9000))
     closing = threading.Thread(target=a.close)
     closing.start()
     time.sleep(0.1)
-    assert closing.is_alive() and not begun.done()
-    medium.go.set()
-    closing.join(60)
-    assert not closing.is_alive() and (begun.result(60) == 7).all()
+    assert closing.is_alive() and not task.done()
+    medium.release_reads.set()
+    closing.join(HANG_SECONDS)
+    assert not closing.is_alive() and (task.result(HANG_SECONDS) == 7).all()
 
 
 def test_a_cancelled_gather_ends_and_leaves_the_array_usable(tmp_path: Path) -> None:
     medium = Slow()
-    with ww.open(medium, dtype="u1", device="cpu", cache="16KiB", page_size=PAGE, timeout=20) as a:
-        begun = ww.gather(a, np.arange(0, 1 << 20, 600))
-        assert begun.cancel()
-        medium.go.set()
+    with ww.open(medium, dtype="u1", device="cpu", cache="16KiB", page_size=PAGE, timeout=TIMEOUT) as a:
+        task = ww.gather(a, np.arange(0, 1 << 20, 600))
+        assert task.cancel()
+        medium.release_reads.set()
         with pytest.raises(errors.ClosedError, match="cancelled"):
-            begun.result(110)
-        assert not begun.cancel() and not tasks._running
+            task.result(HANG_SECONDS)
+        assert not task.cancel() and not tasks._running
         assert rows_of(a, [1]).tolist() == [7]
 
 
 def test_a_task_skips_chunks_after_a_failure_or_a_cancel() -> None:
-    begun: list[int] = []
+    started: list[int] = []
     gate = threading.Event()
 
     def run(k: int) -> None:
-        begun.append(k)
-        gate.wait(30)
+        started.append(k)
+        gate.wait(HANG_SECONDS)
         if k == 0:
             raise ValueError("no")
-        time.sleep(0.01)  # the other thread comes to raise, on a busy machine, too
+        until(lambda: task.error)
 
     over: list[Any] = []
     workers = tasks.WorkerGroup(2)
     task = tasks.ChunkedTask(100, run, workers, finished=lambda: over.append(1))
-    while len(begun) < 2:
+    while len(started) < 2:
         time.sleep(1e-3)
     gate.set()
-    assert isinstance(task.exception(30), ValueError) and over == [1] and len(begun) < 100
+    assert isinstance(task.exception(HANG_SECONDS), ValueError) and over == [1] and len(started) == 2
     gate.clear()
-    begun.clear()
+    started.clear()
     task = tasks.ChunkedTask(100, run, workers, finished=lambda: over.append(1))
-    while not begun:
+    while not started:
         time.sleep(1e-3)
     assert task.cancel()
     with pytest.raises(TimeoutError, match=r"the task is not done after 0\.01 s"):
         task.result(0.01)
     gate.set()
-    assert isinstance(task.exception(30), ValueError), "the error of the chunk that had started"
-    assert len(begun) <= 3 and not task.cancel() and len(over) == 2
+    assert isinstance(task.exception(HANG_SECONDS), ValueError), "the error of the chunk that had started"
+    assert len(started) <= 3 and not task.cancel() and len(over) == 2
 
 
 def test_a_task_that_is_done_here_is_not_kept_by_a_group_whose_threads_never_start(
@@ -595,45 +601,47 @@ def test_a_task_that_is_done_here_is_not_kept_by_a_group_whose_threads_never_sta
 
 
 def test_threads_that_carry_out_chunks_are_not_spare() -> None:
-    begun, gate = threading.Event(), threading.Event()
+    is_started, gate = threading.Event(), threading.Event()
     workers = tasks.WorkerGroup(2)
-    task = tasks.ChunkedTask(1, lambda k: (begun.set(), gate.wait(30))[1], workers)
-    assert begun.wait(30) and workers._count_slots() == 1
+    task = tasks.ChunkedTask(1, lambda k: (is_started.set(), gate.wait(HANG_SECONDS))[1], workers)
+    assert is_started.wait(HANG_SECONDS) and workers._count_slots() == 1
     gate.set()
-    assert task.result(30)
+    assert task.result(HANG_SECONDS)
 
 
 def test_many_tasks_have_few_threads_and_their_order() -> None:
-    seen: list[tuple[int, int]] = []
-    most: list[int] = []
+    executed: list[tuple[int, int]] = []
+    busy_counts: list[int] = []
     busy: list[int] = []
     workers = tasks.WorkerGroup(3)
 
     def run(task: int, chunk: int) -> None:
         busy.append(1)
-        most.append(len(busy))
-        seen.append((task, chunk))
+        busy_counts.append(len(busy))
+        executed.append((task, chunk))
         time.sleep(1e-3)
         busy.pop()
 
     started = [tasks.ChunkedTask(5, lambda k, n=n: run(n, k), workers) for n in range(40)]
-    assert not concurrent.futures.wait(started, 60).not_done and len(seen) == 200 and max(most) <= 3
-    assert all(abs(n - k) <= 3 for n, (k, _) in enumerate(seen[::5])), "in the order in which they were begun"
+    assert not concurrent.futures.wait(started, 60).not_done and len(executed) == 200 and max(busy_counts) <= 3
+    assert all(k - n <= 3 for n, (k, _) in enumerate(executed[::5])), "no task starts before those in front of it"
     slow = threading.Event()
-    stuck = [tasks.ChunkedTask(1, lambda k: slow.wait(30), workers) for _ in range(9)]
-    assert tasks.ChunkedTask(1, lambda k: 7, tasks.WorkerGroup(1)).result(30) == 7, "those of another group go on"
+    stuck = [tasks.ChunkedTask(1, lambda k: slow.wait(HANG_SECONDS), workers) for _ in range(9)]
+    assert tasks.ChunkedTask(1, lambda k: 7, tasks.WorkerGroup(1)).result(HANG_SECONDS) == 7, (
+        "another group is not blocked"
+    )
     helped: list[int] = []
     assert tasks.ChunkedTask(9, helped.append, workers, help=True).done(), "it does not wait for other tasks"
     assert helped == list(range(9))
     slow.set()
-    assert all(task.result(30) for task in stuck)
+    assert all(task.result(HANG_SECONDS) for task in stuck)
 
 
 def test_gathers_are_futures_of_the_standard_library(opened: Any, tmp_path: Path) -> None:
     with opened(saved(tmp_path, np.arange(ROWS))) as a:
         started = [ww.gather(a, [k, 7]) for k in range(5)]
         assert not concurrent.futures.wait(started, 60).not_done
-        assert [one.result().tolist() for one in started] == [[k, 7] for k in range(5)]
+        assert [task.result().tolist() for task in started] == [[k, 7] for k in range(5)]
         assert started[0].exception() is None and "gather of 2 rows of array 'a.npy', done" in repr(started[0])
 
         async def rows() -> Any:
@@ -644,7 +652,6 @@ def test_gathers_are_futures_of_the_standard_library(opened: Any, tmp_path: Path
 
 def test_threads_gather_from_one_array(opened: Any, tmp_path: Path) -> None:
     model = np.random.default_rng(9).random((ROWS, 33))
-    wrong: list[Any] = []
     with opened(saved(tmp_path, model)) as a:
 
         def work(seed: int) -> None:
@@ -652,28 +659,23 @@ def test_threads_gather_from_one_array(opened: Any, tmp_path: Path) -> None:
             for _ in range(3):
                 rows = rng.integers(0, ROWS, 150)
                 ahead = [ww.gather(a, rows[k::3]) for k in range(3)]
-                if any((one.result(60) != model[rows[k::3]]).any() for k, one in enumerate(ahead)):
-                    wrong.append(seed)
+                assert all((task.result(HANG_SECONDS) == model[rows[k::3]]).all() for k, task in enumerate(ahead))
 
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(100)
-    assert not wrong and not tasks._running
+        run_threads(work, [(seed,) for seed in range(4)])
+    assert not tasks._running
 
 
 def test_another_array_is_opened_on_the_cache_after_the_gather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch, "DRAIN_TIMEOUT_SECONDS", 0.2)
     medium = Slow()
     with ww.Cache("64KiB", device="cpu", page_size=PAGE) as cache, ww.open(medium, dtype="u1", cache=cache) as a:
-        begun = ww.gather(a, np.arange(0, 1 << 20, 9000))
+        task = ww.gather(a, np.arange(0, 1 << 20, 9000))
         while not cache._in_flight:
             time.sleep(1e-3)
         with pytest.raises(errors.SharingError, match="launches"):
             ww.open(saved(tmp_path, np.arange(9)), cache=cache)
-        medium.go.set()
-        assert (begun.result(60) == 7).all()
+        medium.release_reads.set()
+        assert (task.result(HANG_SECONDS) == 7).all()
         ww.open(saved(tmp_path, np.arange(9)), cache=cache).close()
 
 
@@ -683,7 +685,7 @@ def test_another_array_is_opened_on_the_cache_after_the_gather(tmp_path: Path, m
 def in_child(work: Callable[[], bool]) -> bool:
     child = os.fork()
     if child == 0:
-        signal.alarm(60)
+        signal.alarm(int(HANG_SECONDS))
         try:
             os._exit(0 if work() else 1)
         except BaseException:
@@ -694,25 +696,25 @@ def in_child(work: Callable[[], bool]) -> bool:
 def test_a_forked_child_gathers_from_a_mapping_and_not_through_a_cache(tmp_path: Path) -> None:
     path = saved(tmp_path, np.arange(ROWS))
     with ww.open(path, device="cpu") as a, ww.open(path, device="cpu", cache="64KiB", page_size=PAGE) as b:
-        begun = ww.gather(a, [1])
-        begun.result(110)
+        task = ww.gather(a, [1])
+        task.result(HANG_SECONDS)
         assert rows_of(b, [3]).tolist() == [3]
 
         def work() -> bool:
-            assert begun.done()
+            assert task.done()
             with pytest.raises(errors.ForkError):
-                begun.result()
+                task.result()
             with pytest.raises(errors.ForkError):
                 ww.gather(b, [1])
-            return not begun.cancel() and rows_of(a, [4, 499]).tolist() == [4, 499]
+            return not task.cancel() and rows_of(a, [4, 499]).tolist() == [4, 499]
 
-        with a._part.cache.lock:  # as a thread of the parent may, at the moment of the fork
+        with a._part.cache.lock:  # a thread of the parent may hold the lock at the fork
             child_is_fine = threading.Thread(target=lambda: fine.append(in_child(work)))
             fine: list[bool] = []
             child_is_fine.start()
-            child_is_fine.join(60)
+            child_is_fine.join(HANG_SECONDS)
         assert fine == [True]
-        assert begun.result(60).tolist() == [1] and rows_of(a, [2]).tolist() == [2]
+        assert task.result(HANG_SECONDS).tolist() == [1] and rows_of(a, [2]).tolist() == [2]
 
 
 def test_a_fork_amid_gathers_leaves_the_child_able_to_gather(tmp_path: Path) -> None:
@@ -720,9 +722,9 @@ def test_a_fork_amid_gathers_leaves_the_child_able_to_gather(tmp_path: Path) -> 
     with ww.open(path, device="cpu") as a:
         rows = np.random.default_rng(1).integers(0, 1 << 20, 1 << 20)
         for _ in range(5):
-            begun = [ww.gather(a, rows) for _ in range(3)]
+            started = [ww.gather(a, rows) for _ in range(3)]
             assert in_child(lambda: rows_of(a, [7, 1]).tolist() == [7, 1])
-            assert all((one.result(60) == rows).all() for one in begun)
+            assert all((task.result(HANG_SECONDS) == rows).all() for task in started)
 
 
 ENDING = """
@@ -749,8 +751,8 @@ with ww.open(Slow(1 << 20), dtype="u1", device="cpu", cache="64KiB", page_size=5
     ww.gather(a, np.arange(1000, 1 << 20, 9000)).result()  # compiles
     go.clear()
     begun = ww.gather(a, np.arange(0, 1 << 20, 9000))
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         begun.result(110)
     except KeyboardInterrupt:
         print("interrupted", begun.done(), flush=True)
@@ -759,12 +761,12 @@ with ww.open(Slow(1 << 20), dtype="u1", device="cpu", cache="64KiB", page_size=5
 """
 
 
-@pytest.mark.parametrize(("program", "said"), [(ENDING, "end\n"), (INTERRUPTED, "interrupted False\n7 True\n")])
-def test_programs_that_end_or_are_interrupted_amid_gathers(tmp_path: Path, program: str, said: str) -> None:
+@pytest.mark.parametrize(("program", "expected"), [(ENDING, "end\n"), (INTERRUPTED, "interrupted False\n7 True\n")])
+def test_programs_that_end_or_are_interrupted_amid_gathers(tmp_path: Path, program: str, expected: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
     )
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, said, "")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, expected, "")
 
 
 def test_threads_end_when_nothing_is_left_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -775,11 +777,9 @@ def test_threads_end_when_nothing_is_left_to_do(tmp_path: Path, monkeypatch: pyt
     with ww.open(saved(tmp_path, np.arange(ROWS)), device="cpu") as a:
         for _ in range(20):
             rows_of(a, np.arange(ROWS))
-        assert not a._part._streams and not a._part._launches, "whoever never flushes forgets them, too"
-    until = time.monotonic() + 30
-    while pool.threads and time.monotonic() < until:
-        time.sleep(0.01)
-    assert pool.threads == 0 and len(set(os.listdir("/proc/self/fd")) - before) == 0
+        assert not a._part._streams and not a._part._launches, "dropped without a flush, too"
+    until(lambda: pool.threads == 0)
+    assert len(set(os.listdir("/proc/self/fd")) - before) == 0
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------
@@ -789,9 +789,9 @@ def test_threads_end_when_nothing_is_left_to_do(tmp_path: Path, monkeypatch: pyt
 def test_batches_are_those_that_numpy_has(opened: Any, tmp_path: Path, ahead: int) -> None:
     model = np.arange(ROWS * 5, dtype="f4").reshape(ROWS, 5)
     rng = np.random.default_rng(ahead)
-    wanted = [rng.integers(0, ROWS, n).astype(kind) for n, kind in ((9, "i8"), (0, "i4"), (200, "i4"), (3, "i8"))]
-    with opened(saved(tmp_path, model)) as a, ww.rows(a, iter(wanted), ahead) as batches:
-        for rows, got in zip(wanted, batches, strict=True):
+    batch_rows = [rng.integers(0, ROWS, n).astype(kind) for n, kind in ((9, "i8"), (0, "i4"), (200, "i4"), (3, "i8"))]
+    with opened(saved(tmp_path, model)) as a, ww.rows(a, iter(batch_rows), ahead) as batches:
+        for rows, got in zip(batch_rows, batches, strict=True):
             assert (got == model[rows]).all() and got.shape == (len(rows), 5)
         with pytest.raises(StopIteration):
             next(batches)
@@ -799,17 +799,17 @@ def test_batches_are_those_that_numpy_has(opened: Any, tmp_path: Path, ahead: in
 
 
 def test_batches_are_taken_as_far_ahead_as_was_said(tmp_path: Path) -> None:
-    taken: list[int] = []
+    read_batches: list[int] = []
 
     def endless() -> Any:
         for k in range(1000):
-            taken.append(k)
+            read_batches.append(k)
             yield [k % 7, 2]
 
     with ww.open(saved(tmp_path, np.arange(ROWS)), device="cpu") as a, ww.rows(a, endless(), ahead=3) as batches:
-        assert not taken
-        assert next(batches).tolist() == [0, 2] and len(taken) == 5
-        assert next(batches).tolist() == [1, 2] and len(taken) == 6
+        assert not read_batches
+        assert next(batches).tolist() == [0, 2] and len(read_batches) == 5
+        assert next(batches).tolist() == [1, 2] and len(read_batches) == 6
     with pytest.raises(StopIteration):
         next(batches)
 
@@ -854,21 +854,23 @@ def test_an_interrupt_at_any_point_loses_no_chunk(tier: str, step: int, tmp_path
     rows = np.arange(ROWS)[::-1]
     with ww.open(saved(tmp_path, model), device="cpu", **TIERS[tier]) as a:
         assert (rows_of(a, rows) == model[rows]).all()
-        for place in turns.interruptions(lambda: ww.gather(a, rows).result(110), "warpwell/array/gather/", step=step):
-            assert until(lambda: not tasks._running), place
+        for position in turns.interruptions(
+            lambda: ww.gather(a, rows).result(HANG_SECONDS), "warpwell/array/gather/", step=step
+        ):
+            assert until(lambda: not tasks._running), position
         assert (rows_of(a, rows) == model[rows]).all()
 
 
 def test_an_interrupt_of_a_cancellation_loses_no_chunk() -> None:
-    workers, begun, go = tasks.WorkerGroup(1), [], threading.Event()
+    workers, started, release_reads = tasks.WorkerGroup(1), [], threading.Event()
 
     def begin_and_cancel() -> None:
-        go.clear()
+        release_reads.clear()
         for _ in range(3):
-            begun.append(tasks.ChunkedTask(9, lambda chunk: go.wait(60), workers))
-            begun[-1].cancel()
+            started.append(tasks.ChunkedTask(9, lambda chunk: release_reads.wait(HANG_SECONDS), workers))
+            started[-1].cancel()
 
-    for place in turns.interruptions(begin_and_cancel, "array/gather/tasks.py", "storage/io_threads.py"):
-        go.set()
-        assert until(lambda: not tasks._running), place
-        assert all(isinstance(task.exception(60), errors.ClosedError | None) for task in begun), place
+    for position in turns.interruptions(begin_and_cancel, "array/gather/tasks.py", "storage/io_threads.py"):
+        release_reads.set()
+        assert until(lambda: not tasks._running), position
+        assert all(isinstance(task.exception(HANG_SECONDS), errors.ClosedError | None) for task in started), position

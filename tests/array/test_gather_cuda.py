@@ -1,4 +1,4 @@
-"""`ww.gather`, `ww.rows` and data sets on a GPU: what holds on every device, streams, and arrays of other libraries."""
+"""`ww.gather`, `ww.rows` and data sets on a GPU: the tests for all devices, streams, and arrays of other libraries."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def test_tensors_of_pytorch(a: Any, model: Any) -> None:
     torch = pytest.importorskip("torch")
     rows = np.random.default_rng(1).integers(0, 2000, (30, 20))
     for kind in (torch.int32, torch.int64):
-        there = torch.as_tensor(rows, device="cuda").to(kind)
+        device_rows = torch.as_tensor(rows, device="cuda").to(kind)
         out = torch.zeros((30, 20, 64), device="cuda")
-        assert ww.gather(a, there, out=out).result(60) is out
+        assert ww.gather(a, device_rows, out=out).result(60) is out
         assert (out.cpu().numpy() == model[rows]).all()
     assert (torch.from_dlpack(ww.gather(a, rows).result(60)).cpu().numpy() == model[rows]).all()
     with pytest.raises(errors.IndexRangeError, match="row 2000 at place 1"):
@@ -63,8 +63,8 @@ def test_arrays_of_cupy(a: Any, model: Any) -> None:
     rows = np.random.default_rng(2).integers(0, 2000, 300)
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
-        there, out = cupy.asarray(rows), cupy.zeros((300, 64), "f4")
-    ww.gather(a, there, out=out, stream=stream).result(60)
+        device_rows, out = cupy.asarray(rows), cupy.zeros((300, 64), "f4")
+    ww.gather(a, device_rows, out=out, stream=stream).result(60)
     assert (cupy.asnumpy(out) == model[rows]).all()
     assert (cupy.asnumpy(cupy.from_dlpack(ww.gather(a, rows).result(60))) == model[rows]).all()
 
@@ -76,19 +76,22 @@ def test_work_is_ordered_by_the_stream(a: Any, model: Any, own: bool) -> None:
     rows = np.random.default_rng(3).integers(0, 2000, 5000)
     expected = torch.as_tensor(rows, device="cuda")
     torch.cuda.synchronize()
-    ww.gather(a, rows).result(60)  # which compiles
+    ww.gather(a, rows).result(60)  # compiles the kernel
     occupy[1](0)
     for _ in range(3):
         with torch.cuda.stream(stream):
-            there, out = torch.zeros(5000, dtype=torch.int64, device="cuda"), torch.zeros((5000, 64), device="cuda")
+            device_rows, out = (
+                torch.zeros(5000, dtype=torch.int64, device="cuda"),
+                torch.zeros((5000, 64), device="cuda"),
+            )
             occupy[1, stream](100_000_000)
-            there.copy_(expected)  # the numbers are not there yet
+            device_rows.copy_(expected)  # `occupy` delays this copy: the row numbers have not arrived
             out.fill_(7)
-            begun = time.perf_counter()
-            gather = ww.gather(a, there, out=out, stream=stream if own else None)
-            took = time.perf_counter() - begun
+            start = time.perf_counter()
+            gather = ww.gather(a, device_rows, out=out, stream=stream if own else None)
+            took = time.perf_counter() - start
             if a.tier in ("device", "host"):
-                copy = out.clone()  # in the order of the stream, before any result
+                copy = out.clone()  # follows the gather in the stream, without result()
             gather.result(60)
         assert took < 0.05, "the caller does not wait for the stream"
         torch.cuda.synchronize()
@@ -135,22 +138,22 @@ def test_a_data_set_gives_tensors_of_the_gpu(tmp_path: Path, model: Any) -> None
     fields = {"x": (tmp_path / "x.npy", {"device": "cuda", "cache": "1MiB"}), "y": tmp_path / "y.npy"}
     with Dataset(fields) as data:
         loader = torch.utils.data.DataLoader(data, batch_size=100, shuffle=True, collate_fn=Dataset.collate)
-        seen = []
+        labels = []
         for batch in loader:
             assert batch["x"].is_cuda and not batch["y"].is_cuda
             assert (batch["x"].cpu().numpy() == model[batch["y"].numpy()]).all()
-            seen += batch["y"].tolist()
-        assert sorted(seen) == list(range(2000))
+            labels += batch["y"].tolist()
+        assert sorted(labels) == list(range(2000))
         assert (data[7]["x"] == model[7]).all()
 
 
 def test_a_gather_of_a_slow_medium_goes_on_beside_and_is_cancelled(model: Any) -> None:
     medium = Latency(RamMedium(model, writable=False), latency_us=20_000)
     with ww.open(medium, device="cuda", dtype="f4", shape=model.shape, cache="16KiB", page_size=512) as a:
-        ww.gather(a, [0]).result(60)  # which compiles
-        begun = time.perf_counter()
+        ww.gather(a, [0]).result(60)  # compiles the kernel
+        start = time.perf_counter()
         gather = ww.gather(a, np.arange(2000))
-        assert time.perf_counter() - begun < 0.05 and not gather.done()
+        assert time.perf_counter() - start < 0.05 and not gather.done()
         assert (gather.result(60).copy_to_host() == model).all()
         gather = ww.gather(a, np.arange(2000))
         gather.cancel()

@@ -16,10 +16,10 @@ def test_rows_are_those_that_numpy_has(tmp_path: Path, tier: str) -> None:
     np.save(tmp_path / "a.npy", model)
     rows = np.random.default_rng(0).integers(0, 200, 40)
     with ww.open(tmp_path / "a.npy", "r+", device="interp", tier=tier, cache="8KiB", page_size=512) as a:
-        begun = ww.gather(a, rows)
-        assert begun.done() and (begun.result() == model[rows]).all()
+        task = ww.gather(a, rows)
+        assert task.done() and (task.result() == model[rows]).all()
         write[2](a.reshape(600), np.array([3, 599]), np.array([-1, -2]), device="interp")
         assert ww.gather(a, [1, 199]).result().tolist() == [[-1, 4, 5], [597, 598, -2]]
         with pytest.raises(errors.IndexRangeError, match="row 200 at place 1"):
             ww.gather(a, [0, 200]).result()
-        assert [one.tolist() for one in ww.rows(a, [[0], [1]])] == [[[0, 1, 2]], [[-1, 4, 5]]]
+        assert [batch.tolist() for batch in ww.rows(a, [[0], [1]])] == [[[0, 1, 2]], [[-1, 4, 5]]]

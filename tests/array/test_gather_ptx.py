@@ -32,10 +32,10 @@ def test_rows_of_memory_are_copied_without_order() -> None:
 
 @pytest.mark.parametrize("kernel", [kernels.copy_cached, kernels.copy_loaded], ids=lambda k: k.__name__)
 def test_a_validated_read_has_one_fence_between_its_loads_and_the_page_words(kernel: ww.Kernel) -> None:
-    lines = lines_of(kernel)
-    fences = [k for k, line in enumerate(lines) if line.startswith("fence")]
-    assert len(fences) == 1 and lines[fences[0]].startswith("fence.acq_rel.gpu")
-    before, after = "\n".join(lines[: fences[0]]), "\n".join(lines[fences[0] :])
+    statements = lines_of(kernel)
+    fences = [k for k, line in enumerate(statements) if line.startswith("fence")]
+    assert len(fences) == 1 and statements[fences[0]].startswith("fence.acq_rel.gpu")
+    before, after = "\n".join(statements[: fences[0]]), "\n".join(statements[fences[0] :])
     assert before.count("ld.acquire.gpu") == 2 and "call" not in before and "v2.u64" in before
     assert before.rindex("ld.acquire.gpu") < before.index("ld.relaxed.gpu")
     assert after.index("ld.relaxed.gpu.global.u64") < after.index("v2.u64")

@@ -1,4 +1,4 @@
-"""Gathers in the order of a stream, as on a GPU, on `interp`: what holds on every device."""
+"""Gathers in stream order, as on a GPU: the tests for all devices, on `interp`."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def hold(a: Any, held: Any) -> None:
 
 
 @ww.kernel
-def let_go(a: Any) -> None:
+def unpin_all(a: Any) -> None:
     a.unpin(0)
 
 
@@ -97,7 +97,7 @@ def test_kernels_see_what_the_host_writes_to_cached_pages(tier: str, index: Any,
     model = np.arange(N)
     with opened(path, tier, cache=60 * (PAGE + 8)) as a:
         for round in range(3):
-            add[N](a, 1)  # brings all pages, and leaves them dirty
+            add[N](a, 1)  # loads all pages, and leaves them dirty
             model += 1
             a[index] = model[index] = -round
             np.testing.assert_array_equal(a[...], model)
@@ -137,10 +137,10 @@ def test_pinned_pages_are_written_in_the_cache(tier: str, path: Path) -> None:
         held = np.zeros(1, np.int64)
         hold[1](a, held)
         assert held[0] == 1
-        a[4] = 9  # a kernel holds the page, and not the host
+        a[4] = 9  # a kernel, not the host, pins the page
         add[10](a, 1)
         assert a[3:5].tolist() == [8, 10]
-        let_go[1](a)
+        unpin_all[1](a)
     assert np.load(path)[3:5].tolist() == [8, 10]
 
 
@@ -148,7 +148,7 @@ def test_a_page_that_a_prefetch_reads_is_written_in_the_cache(path: Path, monkey
     with opened(path, "storage") as a:
         monkeypatch.setattr(a.cache.bulk, "reads", lambda nsid: True)
         a[3] = 5
-        assert np.load(path)[3] == 3 and a[3] == 5  # reading writes it back
+        assert np.load(path)[3] == 3 and a[3] == 5  # the read of a[3] writes the page back
         assert np.load(path)[3] == 5
 
 

@@ -1,4 +1,4 @@
-"""Tier "mapped": kernels on the CPU read a mapping of the file. Each test is what somebody outside would do to it."""
+"""Tier "mapped": kernels on the CPU read a mapping of the file. Each test changes the file from outside."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,8 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
+from tests.harness.threads import run_threads
+from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
 from warpwell import errors, gpu
@@ -42,10 +43,10 @@ def fill(a: Any, value: Any) -> None:
 
 
 @ww.kernel
-def until_failed(a: Any, seen: Any) -> None:
+def until_failed(a: Any, results: Any) -> None:
     i = gpu.grid(1)
     while not gpu.failed():
-        seen[i] = a[a.size - 1]
+        results[i] = a[a.size - 1]
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def path(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def small_disk(nbytes: int) -> Iterator[Path]:
-    """A file system of its own, which fills up; skips the test where none can be mounted."""
+    """Mount a separate small file system, which fills up; skip the test if the mount fails."""
     at = Path(f"/tmp/warpwell-small-{os.getpid()}")
     at.mkdir()
     try:
@@ -160,7 +161,7 @@ def test_an_index_out_of_range_touches_nothing(path: Path) -> None:
     assert path.read_bytes()[:128] == before[:128] and path.stat().st_size == len(before)
 
 
-# -- speed: what the compiler makes of it ----------------------------------------------------------------------
+# -- speed: the compiled code ----------------------------------------------------------------------
 
 
 @ww.kernel
@@ -181,7 +182,8 @@ def walk(a: Any, start: Any, stop: Any, step: Any, out: Any) -> None:
 def test_the_check_of_an_index_that_is_in_range_is_dropped(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path))  # code that an earlier run kept cannot be looked into
+    # A new folder, because code that an earlier run compiled cannot be inspected.
+    monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path))
     with ww.open(path, device="cpu") as a:
         out = np.zeros(1, np.int64)
         total_of[1](a, out)
@@ -238,11 +240,11 @@ def test_a_file_that_is_cut(path: Path, mode: str) -> None:
     out = np.full(N, -1)
     with pytest.raises(errors.MediumError, match=rf"truncated from .* to {cut} bytes") as cause:
         copy[N](a, out)
-    # the first that a thread came to: not always the first one behind the cut
+    # The byte that a thread reached first, which is not always the first byte behind the cut.
     assert cut <= int(str(cause.value).split("reading byte ")[1].split()[0]) < 128 + 8 * N
     np.testing.assert_array_equal(out[: (cut - 128) // 8], np.arange((cut - 128) // 8))
     assert not out[cut // 8 :].any()
-    # poisoned, also where nothing is missing, and for every way in
+    # The array is poisoned: every kind of access fails, also to pages that still exist.
     for use in (lambda: copy[1](a, out), lambda: a[0], lambda: np.asarray(a), lambda: a[[1, 2]]):
         with pytest.raises(errors.MediumError, match="close the array and open it again"):
             use()
@@ -331,7 +333,7 @@ def test_a_file_that_was_replaced(path: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "new.npy", np.zeros(N, np.int64))
     with ww.open(path, device="cpu") as a:
         os.replace(tmp_path / "new.npy", path)
-        assert a[5] == 5  # header, mapping and reads are those of one file
+        assert a[5] == 5  # header, mapping and reads belong to the same file
         out = np.zeros(N, np.int64)
         copy[N](a, out)
         assert out[5] == 5
@@ -347,7 +349,7 @@ def test_a_full_disk() -> None:
     with small_disk(1 << 20) as disk:
         file = disk / "sparse.bin"
         with file.open("wb") as f:
-            f.truncate(4 << 20)  # more than there is room for
+            f.truncate(4 << 20)  # larger than the disk
         a = ww.open(file, "r+", dtype="i8", device="cpu")
         with pytest.raises(errors.StorageFullError, match=r"writing byte .*no space is left.*close the array and open"):
             fill[a.size](a, 3)
@@ -371,7 +373,7 @@ def test_a_failed_sync_poisons(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(errors.MediumError, match="Input/output error"):
             a.flush()
     for use in (lambda: copy[1](a, np.zeros(1, np.int64)), a.flush, lambda: a[0]):
-        with pytest.raises(errors.MediumError, match="may be lost"):  # the system would now say that all is well
+        with pytest.raises(errors.MediumError, match="may be lost"):  # a second fdatasync() would report success
             use()
     with pytest.raises(errors.MediumError, match="may be lost"):
         a.close()
@@ -392,7 +394,7 @@ def test_closing_with_views_alive(path: Path) -> None:
         np.asarray(part)
     with pytest.raises(errors.ClosedError, match="made before its array was closed"):
         view.address  # noqa: B018
-    assert mappings(path) == 1  # a launch that was left behind would still read it
+    assert mappings(path) == 1  # the view keeps it, because a launch that is running would still read it
     del view
     assert mappings(path) == 0
 
@@ -413,24 +415,14 @@ def test_nothing_is_left(path: Path) -> None:
 
 
 def test_threads_side_by_side(path: Path) -> None:
-    failures: list[BaseException] = []
-
     def use() -> None:
-        try:
-            for _ in range(10):
-                with ww.open(path, device="cpu") as a:
-                    out = np.zeros(N, np.int64)
-                    copy[N](a, out)
-                    assert (out == np.arange(N)).all() and a[7] == 7
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(10):
+            with ww.open(path, device="cpu") as a:
+                out = np.zeros(N, np.int64)
+                copy[N](a, out)
+                assert (out == np.arange(N)).all() and a[7] == 7
 
-    threads = [threading.Thread(target=use) for _ in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(60)
-    assert not failures
+    run_threads(use, [()] * 4)
 
 
 def _total(path: Path, queue: Any) -> None:
@@ -449,7 +441,7 @@ def test_a_worker_opens_it(path: Path, method: str) -> None:
         worker = context.Process(target=_total, args=(path, queue))
         worker.start()
         assert queue.get(timeout=120) == N * (N - 1) // 2
-        worker.join(60)
+        worker.join(HANG_SECONDS)
         assert worker.exitcode == 0 and a[3] == 3
 
 
@@ -467,7 +459,7 @@ def _read_of_the_parent(seed: int) -> str:
 
 
 def test_forked_workers_read_an_array_of_the_parent(path: Path) -> None:
-    """As the workers of a DataLoader do, whose data set holds the array."""
+    """The workers of a DataLoader do so if its data set holds the array."""
     with ww.open(path, device="cpu") as a:
         copy[4](a, np.zeros(4, np.int64))
         _parents.append(a)
@@ -481,9 +473,9 @@ def test_forked_workers_read_an_array_of_the_parent(path: Path) -> None:
         assert (out == np.arange(N)).all()
 
 
-@pytest.mark.parametrize("given", [{"mode": "r+"}, {"cache": "1MiB"}])
-def test_an_array_with_a_cache_or_for_writing_is_the_parents(path: Path, given: dict[str, Any]) -> None:
-    with ww.open(path, device="cpu", **given) as a:
+@pytest.mark.parametrize("options", [{"mode": "r+"}, {"cache": "1MiB"}])
+def test_an_array_with_a_cache_or_for_writing_is_the_parents(path: Path, options: dict[str, Any]) -> None:
+    with ww.open(path, device="cpu", **options) as a:
         child = os.fork()
         if not child:
             try:
@@ -539,11 +531,11 @@ def test_a_relative_path_is_that_of_the_folder_where_it_was_opened(
     monkeypatch.chdir(tmp_path / "one")
     with ww.open("a.npy", "r+", device="cpu", tier=tier) as a:
         a[0] = 1
-        monkeypatch.chdir(tmp_path / "two")  # where another file has this name
+        monkeypatch.chdir(tmp_path / "two")  # a folder in which another file has this name
     assert np.load(tmp_path / "one" / "a.npy")[0] == 1
     monkeypatch.chdir(tmp_path / "one")
     a = ww.open("a.npy", "r+", device="cpu", tier=tier)
-    monkeypatch.chdir(tmp_path)  # where no file has it
+    monkeypatch.chdir(tmp_path)  # a folder without a file of this name
     (tmp_path / "two" / "a.npy").replace(tmp_path / "one" / "a.npy")
     with pytest.raises(errors.FormatError, match="replaced by another file"):
         a.close()

@@ -1,4 +1,4 @@
-"""Page sets on `cpu`: what holds on every device, with both readers of bulk requests."""
+"""The tests of page sets for all devices, on `cpu`, with both readers of bulk requests."""
 
 from collections.abc import Iterator
 

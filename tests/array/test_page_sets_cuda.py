@@ -1,4 +1,4 @@
-"""Page sets on a GPU: what holds on every device."""
+"""The tests of page sets for all devices, on a GPU."""
 
 from tests.harness.arrays.page_sets import PageSetConformance
 

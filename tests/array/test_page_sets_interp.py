@@ -1,4 +1,4 @@
-"""Page sets on `interp`: what holds on every device."""
+"""The tests of page sets for all devices, on `interp`."""
 
 from tests.harness.arrays.page_sets import PageSetConformance
 

@@ -56,16 +56,16 @@ def test_what_is_not_a_range_of_rows_reads(a: Any) -> None:
     for index in (3, -1, (3, 4), (slice(2, 5), 3), *strides, [1, 2], ..., (3, slice(4))):
         assert not isinstance(a[index], ww.Array), index
         np.testing.assert_array_equal(a[index], MODEL[index])
-    for one in (slice(None), slice(5, 2), slice(-3, None), slice(90, 1000), slice(np.int64(2), np.int64(4), 1)):
-        assert isinstance(a[one], Rows), one
-        np.testing.assert_array_equal(a[one], MODEL[one])
+    for subscript in (slice(None), slice(5, 2), slice(-3, None), slice(90, 1000), slice(np.int64(2), np.int64(4), 1)):
+        assert isinstance(a[subscript], Rows), subscript
+        np.testing.assert_array_equal(a[subscript], MODEL[subscript])
 
 
 def test_rows_stand_where_numpy_arrays_stood(a: Any) -> None:
     rows, model = a[20:23], MODEL[20:23]
     np.testing.assert_array_equal(np.asarray(rows), model)
     np.testing.assert_array_equal(np.asarray(rows, np.float32), model.astype("f4"))
-    for got, wanted in [
+    for got, expected in [
         (rows + 1, model + 1),
         (2 - rows, 2 - model),
         (rows @ model.T, model @ model.T),
@@ -87,7 +87,7 @@ def test_rows_stand_where_numpy_arrays_stood(a: Any) -> None:
         (np.mean(rows), model.mean()),
     ]:
         assert not isinstance(got, Rows) or len(got) == 5
-        np.testing.assert_array_equal(got, wanted)
+        np.testing.assert_array_equal(got, expected)
     assert rows.tolist() == model.tolist() and 205 in rows and 7 not in rows
     assert [list(row) for row in rows] == model.tolist()
     for same in (
@@ -103,7 +103,7 @@ def test_rows_stand_where_numpy_arrays_stood(a: Any) -> None:
         np.testing.assert_array_equal(same, model)
     with pytest.raises(ValueError, match="ambiguous"):
         bool(rows)
-    with pytest.raises(AttributeError):  # it would sort a copy
+    with pytest.raises(AttributeError):  # sort() would sort a copy
         rows.sort()
     with pytest.raises(TypeError, match=r"read them first, a\[:\]"):
         rows + a
@@ -144,10 +144,10 @@ def test_rows_change_in_place(a: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(a[:], model)
     with pytest.raises(TypeError, match="cast"):
         rows += 0.5
-    begun = a._part._writes
+    write_count = a._part._writes
     a[20:30] = rows
     rows[...] = rows
-    assert a._part._writes == begun, "what is there is not written once more"
+    assert a._part._writes == write_count, "unchanged rows are not written again"
     a[0:10] = rows
     a.flush()
     np.testing.assert_array_equal(a[0:10], model[20:30])
@@ -203,16 +203,16 @@ def test_the_host_reads_what_kernels_wrote(tmp_path: Path) -> None:
         part = a._part
         assert part.can_read_directly()
         negate[50](a)
-        assert (np.load(tmp_path / "a.npy") == MODEL).all()  # the cache has what the file lacks
+        assert (np.load(tmp_path / "a.npy") == MODEL).all()  # only the cache has the negated rows
         np.testing.assert_array_equal(a[3], -MODEL[3])
         np.testing.assert_array_equal(a[40:60], np.concatenate([-MODEL[40:50], MODEL[50:60]]))
-        assert part.can_read_directly() and a.stats.writebacks == 2  # reading wrote both pages back
+        assert part.can_read_directly() and a.stats.writebacks == 2  # the two reads wrote both pages back
         a[3] = 5
         assert part.can_read_directly() and (a[3] == 5).all() and (np.load(tmp_path / "a.npy")[3] == 5).all()
         with a.active():
             assert not part.can_read_directly()  # a launch may be writing
         a.view()
-        assert not part.can_read_directly()  # launches with it are not counted
+        assert not part.can_read_directly()  # launches that use the view are not counted
 
 
 def test_a_cut_file_is_no_row_of_zeros(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_read_beside_a_close_takes_no_other_file(tmp_path: Path, monkeypatch: 
         real = os.preadv
 
         def preadv(fd: int, buffers: Any, offset: int, a: Any = a, opened: list[Any] = opened, real: Any = real) -> int:
-            if not opened:  # as if another thread closed the array here, and the program opened a file
+            if not opened:  # as if another thread had closed the array, and the program had opened a file
                 a.close()
                 opened.extend((tmp_path / "b.npy").open("rb") for _ in range(16))
             return int(real(fd, buffers, offset))

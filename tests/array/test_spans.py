@@ -1,4 +1,4 @@
-"""Spans on `cpu`: what holds on every device."""
+"""The tests of spans for all devices, on `cpu`."""
 
 from typing import ClassVar
 

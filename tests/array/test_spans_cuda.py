@@ -1,4 +1,4 @@
-"""Spans on `cuda`: what holds on every device."""
+"""The tests of spans for all devices, on `cuda`."""
 
 from tests.harness.arrays.spans import SpanConformance
 

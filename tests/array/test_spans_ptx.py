@@ -1,4 +1,4 @@
-"""What spans compile to: the order of their loads, how wide they are, and that they compile for every kind of cache."""
+"""PTX of spans: the order and width of the loads, and compilation for every kind of cache."""
 
 from __future__ import annotations
 
@@ -94,16 +94,18 @@ def test_built_in_functions_are_folds(dtype: str) -> None:
 @pytest.mark.parametrize("static", [{}, {"direct_mapped": True}, {"shift": 9}], ids=str)
 def test_the_look_acquires_then_loads_then_fences_then_reloads(static: dict[str, object], fold: ww.Kernel) -> None:
     text = run_cuda.ptx(fold, (view(**static), np.zeros(4, np.int64)))
-    lines = [line.strip() for line in text[text.index(".visible .entry") :].splitlines()]
-    fences = [k for k, line in enumerate(lines) if line.startswith("fence.acq_rel.gpu")]
+    statements = [line.strip() for line in text[text.index(".visible .entry") :].splitlines()]
+    fences = [k for k, line in enumerate(statements) if line.startswith("fence.acq_rel.gpu")]
     assert len(fences) == 2, "one for four rows, one for a row alone"
     rows = []
     for fence in fences:
-        reload = next(k for k in range(fence, len(lines)) if lines[k].startswith("ld.relaxed.gpu.global.u64"))
-        assert not any(re.match("call|st[.]|atom|ld[.]", line) for line in lines[fence + 1 : reload])
-        word = re.search(r"\[(%\w+)\]", lines[reload])[1]
-        acquire = max(k for k in range(fence) if lines[k].startswith("ld.acquire.gpu") and f"[{word}]" in lines[k])
-        between = lines[acquire + 1 : fence]
+        reload = next(k for k in range(fence, len(statements)) if statements[k].startswith("ld.relaxed.gpu.global.u64"))
+        assert not any(re.match("call|st[.]|atom|ld[.]", line) for line in statements[fence + 1 : reload])
+        word = re.search(r"\[(%\w+)\]", statements[reload])[1]
+        acquire = max(
+            k for k in range(fence) if statements[k].startswith("ld.acquire.gpu") and f"[{word}]" in statements[k]
+        )
+        between = statements[acquire + 1 : fence]
         loads = [line for line in between if line.startswith("ld.relaxed.gpu.global.v2.u64")]
         assert not any(re.match("call|st[.]|atom", line) for line in between)
         rows.append(len(loads))
@@ -117,7 +119,7 @@ def fold_together(a, out):
 
 def test_a_warp_looks_at_four_small_pages_with_one_acquire() -> None:
     text = run_cuda.ptx(fold_together, (view(shift=9), np.zeros(4, np.int64)))
-    lines = [line.strip() for line in text[text.index(".visible .entry") :].splitlines()]
+    statements = [line.strip() for line in text[text.index(".visible .entry") :].splitlines()]
     steps = {
         "acquire": "ld.acquire.gpu",
         "data": "ld.relaxed.gpu.global.v2.u64",
@@ -125,9 +127,9 @@ def test_a_warp_looks_at_four_small_pages_with_one_acquire() -> None:
         "barrier": "bar.warp.sync",
         "look": "ld.relaxed.gpu.global.u64",
     }
-    asked = next(k for k, line in enumerate(lines) if "activemask" in line)
-    seen = [name for line in lines[asked:] for name, text in steps.items() if text in line]
-    assert seen[:9] == ["acquire", "barrier", *4 * ["data"], "fence", "barrier", "look"]
+    activemask_at = next(k for k, line in enumerate(statements) if "activemask" in line)
+    executed = [name for line in statements[activemask_at:] for name, text in steps.items() if text in line]
+    assert executed[:9] == ["acquire", "barrier", *4 * ["data"], "fence", "barrier", "look"]
 
 
 @gpu.function
@@ -144,7 +146,7 @@ def change_together(a, out):
 @pytest.mark.parametrize("shift", [9, 12])
 def test_a_warp_stores_four_rows_between_two_fences(shift: int) -> None:
     text = run_cuda.ptx(change_together, (view(shift=shift), np.zeros(4, np.int64)))
-    lines = [line.strip() for line in text[text.index(".visible .entry") :].splitlines()]
+    statements = [line.strip() for line in text[text.index(".visible .entry") :].splitlines()]
     steps = {
         "pin": "atom.acquire.gpu.global.cas",
         "barrier": "bar.warp.sync",
@@ -152,9 +154,9 @@ def test_a_warp_stores_four_rows_between_two_fences(shift: int) -> None:
         "store": "st.relaxed.gpu.global.v2.u64",
         "unpin": "atom.relaxed.gpu.global.add",
     }
-    pinned = next(k for k, line in enumerate(lines) if steps["pin"] in line)
-    seen = [name for line in lines[pinned:] for name, text in steps.items() if text in line]
-    assert seen[:10] == ["pin", "barrier", "fence", *4 * ["store"], "barrier", "fence", "unpin"]
+    pinned = next(k for k, line in enumerate(statements) if steps["pin"] in line)
+    executed = [name for line in statements[pinned:] for name, text in steps.items() if text in line]
+    assert executed[:10] == ["pin", "barrier", "fence", *4 * ["store"], "barrier", "fence", "unpin"]
 
 
 def test_kernels_with_spans_may_use_more_registers() -> None:

@@ -86,14 +86,14 @@ class ArrayMachine(RuleBasedStateMachine):
 
     @rule(rows=RANGES)
     def evict(self, rows: list[int]) -> None:
-        wanted = self.pages(rows)
+        requested = self.pages(rows)
         pinned = {p for r in self.pins for p in self.pages(r)}
-        if wanted & pinned:
+        if requested & pinned:
             with pytest.raises(errors.KernelError):
                 self.a.evict(*rows)
         else:
             self.a.evict(*rows)
-            assert not {p for p in wanted if self.a.cache.page_words(self.a._nsid)[p] & 2}
+            assert not {p for p in requested if self.a.cache.page_words(self.a._nsid)[p] & 2}
 
     @rule(rows=RANGES)
     def pin(self, rows: list[int]) -> None:
@@ -122,18 +122,18 @@ class ArrayMachine(RuleBasedStateMachine):
     def pages_have_frames_of_their_own(self) -> None:
         if self.a is None:
             return
-        words = self.a.cache.page_words(self.a._nsid)
-        frames = [int(w) >> 36 for w in words if w & 2]
+        page_words = self.a.cache.page_words(self.a._nsid)
+        frames = [int(w) >> 36 for w in page_words if w & 2]
         assert len(frames) == len(set(frames)) and all(0 <= f < self.a.cache.frames for f in frames)
         pinned = {p for r in self.pins for p in self.pages(r)}
         assert self.a.cache._count_pinned(1) == len(pinned)
-        pins = np.zeros(len(words), int)
+        pins = np.zeros(len(page_words), int)
         if not self.resident():
-            pins[list(pinned)] = 1  # holders of a page have one pin of its word between them
-        np.testing.assert_array_equal((words >> 4) & 0xFFF, pins)
+            pins[list(pinned)] = 1  # all holders of a page share one pin in its page word
+        np.testing.assert_array_equal((page_words >> 4) & 0xFFF, pins)
 
     def resident(self) -> bool:
-        """Tell whether each page has a frame of its own: there pins need no word of the page."""
+        """Return True if each page has a separate frame; pins then need no page word."""
         return self.a.cache.frames >= len(self.pages((0, N)))
 
     def pages(self, rows) -> set[int]:
@@ -143,7 +143,7 @@ class ArrayMachine(RuleBasedStateMachine):
 
 
 TestArrayMachine = ArrayMachine.TestCase
-# No shrinking: it takes longer than the test may, and what failed would not be told.
+# No shrinking: it exceeds the time limit of the test, and the failed check would not be reported.
 TestArrayMachine.settings = settings(
     max_examples=examples(30),
     stateful_step_count=30,

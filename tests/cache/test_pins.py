@@ -1,11 +1,12 @@
-"""Pins belong to who took them: kernels, the host through one array, or a group that stores at the moment."""
+"""Each pin belongs to its owner: a kernel, the host through one array, or a group that stores at the moment."""
 
 import os
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.harness.threads import run_threads
+from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
 from warpwell import errors, gpu
@@ -58,7 +59,7 @@ def pins_left(a: ww.Array) -> int:
 def test_a_kernel_cannot_give_back_the_pins_under_which_others_store(tmp_path: Path, device: str) -> None:
     pages, threads, rounds = (64, 64, 16) if device == "cpu" else (6, 4, 8)
     with ww.create(
-        tmp_path / "a.npy", pages * ITEMS, np.int64, cache=PAGE * 3, page_size=PAGE, timeout=20, device=device
+        tmp_path / "a.npy", pages * ITEMS, np.int64, cache=PAGE * 3, page_size=PAGE, timeout=HANG_SECONDS, device=device
     ) as a:
         with pytest.raises(
             errors.KernelError, match=r"gave back page \d+ of array .*, which no kernel holds"
@@ -96,11 +97,11 @@ def test_kernels_and_the_host_give_back_their_own_pins_alone(tmp_path: Path, dev
 
 def test_a_page_has_more_holders_than_its_word_could_count(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros(20 * ITEMS))
-    with ww.open(tmp_path / "a.npy", "r+", cache=PAGE * 8, page_size=PAGE, timeout=5, device="cpu") as a:
+    with ww.open(tmp_path / "a.npy", "r+", cache=PAGE * 8, page_size=PAGE, timeout=HANG_SECONDS, device="cpu") as a:
         got = np.zeros(64, np.int64)
         pin_often[64](a, 200, got)
         assert got.sum() == 64 * 200
-        fill[20 * ITEMS](a)  # all who store there find a pin to be had
+        fill[20 * ITEMS](a)  # each storing thread can still pin the page
         unpin_often[64](a, got)
         assert pins_left(a) == 0
         for _ in range(5000):
@@ -117,14 +118,14 @@ def test_the_pages_of_a_field_end_with_its_last_item(tmp_path: Path) -> None:
     records.tofile(tmp_path / "r.bin")
     with ww.Cache("1MiB", page_size=PAGE, device="cpu") as cache:
         with ww.open(tmp_path / "r.bin", dtype=dtype, cache=cache) as r:
-            with ww.open(tmp_path / "r.bin", dtype=dtype, cache=cache, name="other") as other:
+            with ww.open(tmp_path / "r.bin", dtype=dtype, cache=cache, name="other") as neighbor:
                 assert all(part._residency(None, None) == (0, 8) for part in (r, r["a"], r["b"]))
-                other.pin(0, 1)  # the page after the last of `r`
+                neighbor.pin(0, 1)  # the page after the last of `r`
                 r["b"].evict()
                 r["b"].pin()
                 r["b"].unpin()
-                other.unpin(0, 1)
-                other.evict()
+                neighbor.unpin(0, 1)
+                neighbor.evict()
         with ww.open(tmp_path / "r.bin", dtype=dtype, cache=cache) as r:
             r["b"].pin(-4, None)
             r["b"].unpin(-4, None)
@@ -135,9 +136,9 @@ def test_a_closed_array_leaves_no_frame_that_nobody_can_write(tmp_path: Path) ->
     np.save(tmp_path / "b.npy", np.arange(8192.0))
     with ww.Cache(4096 * 6, page_size=4096, device="cpu") as cache:
         a, b = ww.open(tmp_path / "a.npy", "r+", cache=cache), ww.open(tmp_path / "b.npy", cache=cache)
-        b.pin(0, 10)  # so that the frames stay where they are
+        b.pin(0, 10)  # keeps the pages of b in their frames
         got = np.zeros(1, np.int64)
-        pin_often[1](a, 2, got)  # and a pin that is never given back
+        pin_often[1](a, 2, got)  # a pin that is never released
         fill[4096](a)
         os.truncate(tmp_path / "a.npy", 512)
         with pytest.raises(errors.MediumError):
@@ -168,26 +169,17 @@ def test_two_threads_pin_pages_of_two_arrays_of_one_cache(tmp_path: Path) -> Non
         np.save(tmp_path / f"{name}.npy", np.zeros(16384))
     with ww.Cache("4MiB", device="cpu") as cache:
         arrays = [ww.open(tmp_path / f"{name}.npy", cache=cache) for name in "ab"]
-        failures: list[BaseException] = []
 
         def work(a: ww.Array) -> None:
-            try:
-                for _ in range(25):
-                    a.pin(0, 8192)
-                    a.pin(4096, 10000)
-                    a.unpin(0, 8192)
-                    a.unpin(4096, 10000)
-            except BaseException as error:
-                failures.append(error)
+            for _ in range(25):
+                a.pin(0, 8192)
+                a.pin(4096, 10000)
+                a.unpin(0, 8192)
+                a.unpin(4096, 10000)
 
         arrays[0].pin(0, 1)
         arrays[0].unpin(0, 1)
-        threads = [threading.Thread(target=work, args=(arrays[k % 2],)) for k in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert not failures and not any(thread.is_alive() for thread in threads)
+        run_threads(work, [(arrays[k % 2],) for k in range(4)])
         assert [pins_left(a) for a in arrays] == [0, 0]
         for a in arrays:
             a.close()

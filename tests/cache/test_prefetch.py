@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.harness.arrays.kernels import PAGE, add, read, write
 from tests.harness.clock import time_passes
 from tests.harness.cufile import file_of, install_fake
-from tests.harness.until import until
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from lab import media
@@ -49,8 +49,7 @@ def plain(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def open_on(medium: Any, mode: str = "r", **options: Any) -> ww.Array:
-    # those that lose commands say how long they wait: others may not come to run for seconds on a machine in use
-    options = {"cache": 100 * (PAGE + 8), "page_size": PAGE, "timeout": 20.0, **options}
+    options = {"cache": 100 * (PAGE + 8), "page_size": PAGE, "timeout": TIMEOUT, **options}
     return ww.open(medium, mode, dtype="i8", device="cpu", **options)
 
 
@@ -60,7 +59,7 @@ def read_all(a: ww.Array, rows: Any) -> Any:
     return out
 
 
-def counts_of(future: Future, timeout: float = 60) -> PrefetchCounts:
+def counts_of(future: Future, timeout: float = HANG_SECONDS) -> PrefetchCounts:
     """Wait for a prefetch; return its counts after a check of their sum."""
     counts = future.result(timeout)
     assert counts.pages == counts.loaded + counts.present + counts.skipped + counts.failed
@@ -73,22 +72,22 @@ def counts_of(future: Future, timeout: float = 60) -> PrefetchCounts:
 @settings(max_examples=300, deadline=None)
 @given(
     pages=st.lists(st.integers(0, 500), min_size=1, max_size=200, unique=True).map(sorted),
-    most=st.integers(1, 9),
+    max_pages=st.integers(1, 9),
     extra=st.integers(0, 40),
 )
-def test_rows_hold_each_page_once_in_its_slot(pages: list[int], most: int, extra: int) -> None:
-    slot_pages = most + extra
-    rows = _Rows.of(np.array(pages), most, slot_pages)
+def test_rows_hold_each_page_once_in_its_slot(pages: list[int], max_pages: int, extra: int) -> None:
+    slot_pages = max_pages + extra
+    rows = _Rows.of(np.array(pages), max_pages, slot_pages)
     assert [p + k for p, n in zip(rows.pages, rows.counts, strict=True) for k in range(n)] == pages
-    assert (rows.counts >= 1).all() and (rows.counts <= most).all()
+    assert (rows.counts >= 1).all() and (rows.counts <= max_pages).all()
     assert (rows.positions >= 0).all() and (rows.positions + rows.counts <= slot_pages).all()
     assert (np.diff(rows.slots) >= 0).all() and rows.slots[0] == 0
     for slot in range(int(rows.slots[-1]) + 1):
         inside = rows.slots == slot
         assert (np.diff(rows.positions[inside]) == rows.counts[inside][:-1]).all()
     if pages == list(range(pages[0], pages[-1] + 1)):
-        other = _Rows.of((pages[0], pages[-1] + 1), most, slot_pages)
-        assert (other.pages == rows.pages).all() and (other.positions == rows.positions).all()
+        contiguous = _Rows.of((pages[0], pages[-1] + 1), max_pages, slot_pages)
+        assert (contiguous.pages == rows.pages).all() and (contiguous.positions == rows.positions).all()
 
 
 # -- counts ---------------------------------------------------------------------------------------------------------
@@ -104,13 +103,13 @@ def test_a_prefetch_returns_counts(slot: int, plain: Any, monkeypatch: pytest.Mo
         assert future.done() and (first.pages, first.loaded) == (10, 10)
         second = counts_of(a.prefetch(0, 20 * PER))
         assert (second.loaded, second.present) == (10, 10)
-        rest = counts_of(a.prefetch())
-        assert rest.pages == frames and rest.loaded == frames - 20
+        remaining = counts_of(a.prefetch())
+        assert remaining.pages == frames and remaining.loaded == frames - 20
         before = a.stats
         assert (read_all(a, np.arange(0, frames * PER, PER)) == np.arange(0, frames * PER, PER)).all()
         assert a.stats.misses == before.misses == 0 and a.stats.prefetched == frames
         assert repr(future) == "<Future: prefetch of 10 pages, done>"
-        assert pickle.loads(pickle.dumps(rest)) == rest, "a pool sends it"
+        assert pickle.loads(pickle.dumps(remaining)) == remaining, "a pool sends it"
         empty = a.prefetch(3, 3)
         assert empty.done() and counts_of(empty) == (0,) * 5
     with open_on(faulty(), tier="host") as a:
@@ -122,7 +121,7 @@ def test_old_pages_make_room_and_new_ones_are_not_evicted_by_their_own(plain: An
         frames = a.cache.frames
         old = np.arange(300 * PER, 300 * PER + frames * PER)
         for _ in range(2):
-            read_all(a, old)  # which marks them as used
+            read_all(a, old)  # marks the pages as used
         assert counts_of(a.prefetch(0, frames * PER)).loaded == frames
         before = a.stats.misses
         rows = np.arange(0, frames * PER, PER)
@@ -182,17 +181,20 @@ def test_a_silent_medium_ends_a_prefetch_and_is_used_again() -> None:
 
 
 def test_a_cancelled_prefetch_drops_the_rest() -> None:
-    with open_on(faulty(delay_us=100_000), cache=1 << 20) as a:
-        a.prefetch(0, 1).result(10)
+    medium = faulty()
+    with open_on(medium, cache=1 << 20) as a:
+        a.prefetch(0, 1).result(HANG_SECONDS)
+        medium.stop()
         future = a.prefetch()
         assert future.cancel()
-        counts = counts_of(future, 20)
+        medium.resume()
+        counts = counts_of(future)
         assert counts.loaded < counts.pages and counts.skipped > 0 and not future.cancel()
 
 
 @pytest.mark.parametrize("close", ["array", "cache", "other array", "evict"])
 def test_closing_ends_a_prefetch(close: str) -> None:
-    with ww.Cache(100 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=5.0) as cache:
+    with ww.Cache(100 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=TIMEOUT) as cache:
         options: dict[str, Any] = {"cache": cache, "page_size": None, "timeout": None}
         a = open_on(faulty(delay_us=200_000), **options)
         a[0]
@@ -214,15 +216,15 @@ def test_closing_ends_a_prefetch(close: str) -> None:
 
 
 def test_a_prefetch_that_begins_while_its_array_leaves_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    with ww.Cache(100 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=5.0) as cache:
+    with ww.Cache(100 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=TIMEOUT) as cache:
         a = open_on(faulty(delay_us=100_000), cache=cache, page_size=None, timeout=None)
         a[0]
-        stop, detach, begun, left = cache.bulk.stop, cache.controller.detach, [], []
+        stop, detach, started, left = cache.bulk.stop, cache.controller.detach, [], []
 
         def stop_late(*nsid: int) -> None:
             stop(*nsid)
-            if a._part._ending and not begun:  # another thread, which looked before whether the array is open
-                begun.append(cache.bulk.prefetch(a._nsid, (50, 150)))
+            if a._part._ending and not started:  # as another thread that found the array open before it closed
+                started.append(cache.bulk.prefetch(a._nsid, (50, 150)))
 
         def detach_idle(nsid: int) -> None:
             left.append(cache.bulk.reads(nsid))
@@ -231,7 +233,7 @@ def test_a_prefetch_that_begins_while_its_array_leaves_ends_first(monkeypatch: p
         monkeypatch.setattr(cache.bulk, "stop", stop_late)
         monkeypatch.setattr(cache.controller, "detach", detach_idle)
         a.close()
-        assert begun and begun[0].done() and left == [False]
+        assert started and started[0].done() and left == [False]
 
 
 def test_what_is_written_during_a_prefetch_is_not_lost() -> None:
@@ -244,7 +246,7 @@ def test_what_is_written_during_a_prefetch_is_not_lost() -> None:
             future = a.prefetch(int(rng.integers(0, 300)) * PER, N)
             add[60](a, rows, np.full(60, 1000))
             expected[rows] += 1000
-            future.result(20)
+            future.result(HANG_SECONDS)
         np.testing.assert_array_equal(read_all(a, np.arange(N)), expected)
         a.flush()
         np.testing.assert_array_equal(np.asarray(medium.read(0, 8 * N)).view(np.int64), expected)
@@ -256,16 +258,16 @@ def test_prefetches_of_many_threads_beside_kernels(plain: Any) -> None:
         failures: list[BaseException] = []
         stop = threading.Event()
 
-        def ask(seed: int) -> None:
+        def request_range(seed: int) -> None:
             rng = np.random.default_rng(seed)
             try:
                 while not stop.is_set():
                     low = int(rng.integers(0, 380))
-                    counts_of(a.prefetch(low * PER, (low + 20) * PER), 20)
+                    counts_of(a.prefetch(low * PER, (low + 20) * PER))
             except BaseException as error:
                 failures.append(error)
 
-        threads = [threading.Thread(target=ask, args=(k,)) for k in range(3)]
+        threads = [threading.Thread(target=request_range, args=(k,)) for k in range(3)]
         for thread in threads:
             thread.start()
         rng = np.random.default_rng(9)
@@ -276,7 +278,7 @@ def test_prefetches_of_many_threads_beside_kernels(plain: Any) -> None:
             expected[rows] += rows
         stop.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(HANG_SECONDS)
         assert not failures
         np.testing.assert_array_equal(read_all(a, np.arange(N)), expected)
 
@@ -332,7 +334,7 @@ def test_long_runs_hold_what_kernels_wrote(
 
 def test_a_run_that_is_in_the_cache_or_fails_is_read_by_kernels() -> None:
     with open_on(faulty()) as a:
-        a.prefetch(0, 90 * PER).result(20)
+        a.prefetch(0, 90 * PER).result(HANG_SECONDS)
         runs = host_access.runs_of(a, slice(80 * PER))
         assert host_access.read_bulk(a, runs, OnHost(8 * 80 * PER)) is None
         assert a[: 80 * PER].sum() == np.arange(80 * PER).sum()
@@ -354,14 +356,16 @@ def test_the_whole_array_is_read_past_the_cache(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_staging_that_a_medium_may_write_to_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[Any] = []
-    monkeypatch.setattr(prefetch, "_abandoned", kept)
+    abandoned: list[Any] = []
+    monkeypatch.setattr(prefetch, "_abandoned", abandoned)
     medium = faulty()
-    a = open_on(medium, timeout=0.3)
+    a = open_on(medium)
     a[0]
     medium.stop()
-    a.prefetch(100 * PER, 150 * PER).result(20)
-    assert len(kept) == 1
+    future = a.prefetch(100 * PER, 150 * PER)
+    with time_passes(TIMEOUT):
+        assert until(future.done)
+    assert len(abandoned) == 1
     medium.resume()
     a.close()
 
@@ -369,21 +373,23 @@ def test_staging_that_a_medium_may_write_to_is_kept(monkeypatch: pytest.MonkeyPa
 def test_an_interrupted_prefetch_does_the_work_of_those_that_wait_for_it() -> None:
     class Interrupting(storage.PythonMedium):
         def read(self, offset: int, nbytes: int) -> Any:
-            if not others:
-                others.append(
-                    threading.Thread(target=lambda: counts.append(a.prefetch(300, 310).result(60)), daemon=True)
+            if not helpers:
+                helpers.append(
+                    threading.Thread(
+                        target=lambda: counts.append(a.prefetch(300, 310).result(HANG_SECONDS)), daemon=True
+                    )
                 )
-                others[0].start()
+                helpers[0].start()
                 assert until(lambda: len(a.cache.bulk._unfinished) == 2)
                 signal.raise_signal(signal.SIGINT)
             return np.arange(offset // 8, (offset + nbytes) // 8).view(np.uint8)
 
-    others: list[threading.Thread] = []
+    helpers: list[threading.Thread] = []
     counts: list[PrefetchCounts] = []
     with ww.open(Interrupting(8 * N), dtype="i8", device="interp", cache=100 * (PAGE + 8), page_size=PAGE) as a:
         with pytest.raises(KeyboardInterrupt):
             a.prefetch(0, 10)
-        others[0].join(60)
+        helpers[0].join(HANG_SECONDS)
         assert counts and counts[0].skipped == 0
 
 

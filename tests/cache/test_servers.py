@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.threads import run_threads
+from tests.harness.until import HANG_SECONDS
 
 from lab.drives.scripted_drive import ScriptedDrive
 from warpwell import errors
@@ -23,7 +25,7 @@ from warpwell.storage.medium import Medium
 from warpwell.storage.protocol import QueueBackend, QueueServer, Rings
 
 PAGE = 4096
-ASKED = Rings(2, 128, 4)
+REQUESTED = Rings(2, 128, 4)
 
 
 @dataclass
@@ -50,7 +52,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[Served]:
         else:
             service = HostThreads(2)
             media = [RamMedium(np.zeros(8 * PAGE, np.uint8), writable=True) for _ in range(3)]
-        rings = service.fit(ASKED, "cpu", PAGE)
+        rings = service.fit(REQUESTED, "cpu", PAGE)
         pairs = QueuePairs(
             service.memory("cpu"),
             count=rings.queues,
@@ -58,15 +60,15 @@ def served(request: pytest.FixtureRequest) -> Iterator[Served]:
             staging_bytes=PAGE * rings.merge,
             lists=service.lists,
         )
-        server = service.start(pairs, device="cpu", timeout=2.0)
+        server = service.start(pairs, device="cpu", timeout=HANG_SECONDS)
         stack.callback(server.close)
         yield Served(service, rings, server, media)
 
 
 def test_rings_are_at_most_those_asked_for(served: Served) -> None:
     rings = served.rings
-    assert 1 <= rings.queues <= ASKED.queues and rings.merge in (1, 2, 4) and rings.merge <= ASKED.merge
-    assert 4 <= rings.depth <= ASKED.depth and rings.depth & (rings.depth - 1) == 0
+    assert 1 <= rings.queues <= REQUESTED.queues and rings.merge in (1, 2, 4) and rings.merge <= REQUESTED.merge
+    assert 4 <= rings.depth <= REQUESTED.depth and rings.depth & (rings.depth - 1) == 0
 
 
 def test_handles_are_numbers_of_arrays_and_used_again(served: Served) -> None:
@@ -86,22 +88,14 @@ def test_handles_are_numbers_of_arrays_and_used_again(served: Served) -> None:
 def test_launches_are_counted_side_by_side(served: Served) -> None:
     server = served.server
     server.attach(served.media[0], PAGE)
-    failed: list[BaseException] = []
 
     def launch() -> None:
-        try:
-            for _ in range(50):
-                server.begin()
-                server.end()
-        except BaseException as error:
-            failed.append(error)
+        for _ in range(50):
+            server.begin()
+            server.end()
 
-    threads = [threading.Thread(target=launch) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not failed and server.failure() is None and server.failure(1, silent=True) is None
+    run_threads(launch, [()] * 4)
+    assert server.failure() is None and server.failure(1, silent=True) is None
     assert server.services() == server.services()
 
 

@@ -68,7 +68,7 @@ def test_many_threads_and_few_frames(tmp_path: Path, frames: int, tier: str, see
     assert THREADS >= 64
     rng = np.random.default_rng(seed)
     start = rng.integers(-1000, 1000, ITEMS)
-    rounds = 60 if frames > 1 else 10  # of one frame each access takes a turn of 64 threads
+    rounds = 60 if frames > 1 else 10  # 64 threads take turns at a single frame for each access
     index = rng.integers(0, 1 << 40, (64, rounds))
     amount = rng.integers(-99, 99, (64, rounds))
     expected, expected_sums = model_of(start, index, amount)
@@ -95,6 +95,13 @@ def test_a_page_table_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         with pytest.raises(errors.ArgumentError, match="choose a larger page_size"):
             ww.open(large, dtype="i8", cache=cache)
         assert np.array_equal(a[:], small), "the cache serves its other arrays as before"
+    with pytest.raises(errors.ArgumentError, match="at least") as refused:
+        ww.open(large, dtype="i8", device="cpu", cache="64KiB", page_size=PAGE)
+    advised = int(str(refused.value).split()[-2])
+    with pytest.raises(errors.ArgumentError, match="at least"):
+        ww.open(large, dtype="i8", device="cpu", cache=f"{advised - 1}KiB", page_size=PAGE)
+    with ww.open(large, dtype="i8", device="cpu", cache=f"{advised}KiB", page_size=PAGE) as b:
+        assert not b[::640].any()
     with ww.open(large, dtype="i8", device="cpu", cache="64KiB", page_size=2 * PAGE) as b:
         assert not b[::640].any()
     with ww.open(large, dtype="i8", device="cpu", cache="160KiB", page_size=PAGE) as b:
@@ -116,7 +123,7 @@ def ask_for(a):
 
 @pytest.mark.parametrize("frames", [1, 2])
 def test_prefetches_that_hold_all_frames_do_not_stop_a_miss(frames: int) -> None:
-    """They belong to other queues than the miss, and nobody else waits for them."""
+    """The frames belong to other queues than the miss, and no thread waits for them."""
     data = np.arange(64 * 64)
     medium = media.Faulty(storage.RamMedium(data), delay_us=50_000)
     options = {"dtype": "i8", "device": "cpu", "page_size": PAGE, "timeout": 5.0}

@@ -10,16 +10,16 @@ from warpwell import gpu
 from warpwell.cache import word as w
 from warpwell.targets import has_cuda
 
-WORDS = st.one_of(
+PAGE_WORDS = st.one_of(
     st.integers(-(2**63), 2**63 - 1),
     st.sampled_from([0, -1, 2**63 - 1, -(2**63), 2**36 - 1, 2**36, 2**35, 0xFFFF0000F]),
 )
 
 
 @ww.kernel
-def apply_helpers(words, frames, states, out):
+def apply_helpers(page_words, frames, states, out):
     i = gpu.grid(1)
-    word = words[i]
+    word = page_words[i]
     out[i, 0] = w.pack(frames[i], w.generation_of(word), states[i])
     out[i, 1] = w.state_of(word)
     out[i, 2] = w.pins_of(word)
@@ -59,17 +59,17 @@ def test_every_helper_agrees(device: str) -> None:
 
 def compare(device: str) -> None:
     @settings(max_examples=50)
-    @given(st.lists(st.tuples(WORDS, st.integers(0, w.FRAME_MAX), st.integers(0, 3)), min_size=1, max_size=40))
+    @given(st.lists(st.tuples(PAGE_WORDS, st.integers(0, w.FRAME_MAX), st.integers(0, 3)), min_size=1, max_size=40))
     def check(cases: list[tuple[int, int, int]]) -> None:
-        words, frames, states = (np.array(column, np.int64) for column in zip(*cases, strict=True))
+        page_words, frames, states = (np.array(column, np.int64) for column in zip(*cases, strict=True))
         out = np.zeros((len(cases), 8), np.int64)
-        apply_helpers[len(cases)](words, frames, states, out, device=device)
+        apply_helpers[len(cases)](page_words, frames, states, out, device=device)
         assert out.tolist() == [expected(*case) for case in cases]
 
     check()
 
 
-@given(WORDS, st.integers(0, w.FRAME_MAX), st.integers(0, 5))
+@given(PAGE_WORDS, st.integers(0, w.FRAME_MAX), st.integers(0, 5))
 def test_fields_do_not_touch_one_another(word: int, frame: int, pins: int) -> None:
     assert w.IDENTITY & (w.STATE | w.DIRTY | w.REF | w.PINS) == 0
     assert w.FRAME_MAX << w.FRAME_SHIFT | w.GEN_MAX << w.GEN_SHIFT | w.PINS | w.DIRTY | w.REF | w.STATE == 2**64 - 1

@@ -22,7 +22,7 @@ def machine(tmp_path: Path) -> FakeMachine:
 
 
 def refused(machine: FakeMachine, claimed: tuple[str, ...] = ()) -> str:
-    """Try to bind a drive that must be left alone; return what is said."""
+    """Try to bind a drive that must be left alone; return the message."""
     with answering(machine, claimed) as written, pytest.raises(errors.DriveError) as raised:
         bind(ADDRESS, machine)
     assert written == [] and machine.driver(ADDRESS) == "nvme"
@@ -34,7 +34,8 @@ def test_a_drive_that_nobody_uses_is_handed_over_and_back(machine: FakeMachine) 
     with answering(machine) as written:
         assert bind(ADDRESS, machine).driver == "vfio-pci"
         assert written == [("driver_override", "vfio-pci"), ("unbind", ADDRESS), ("drivers_probe", ADDRESS)]
-        assert bind("01:00.0", machine).driver == "vfio-pci" and len(written) == 3  # again: nothing is to be done
+        # The second time, nothing is written.
+        assert bind("01:00.0", machine).driver == "vfio-pci" and len(written) == 3
         written.clear()
         assert unbind(ADDRESS, machine).driver == "nvme"
         assert written == [("driver_override", ""), ("unbind", ADDRESS), ("drivers_probe", ADDRESS)]
@@ -87,17 +88,17 @@ def test_what_is_exported_to_other_hosts_keeps_the_drive(machine: FakeMachine) -
     space = "sys/kernel/config/nvmet/subsystems/nqn.2026-01.lab:fast/namespaces/1"
     machine.text(f"{space}/device_path", "/dev/nvme0n2")
     machine.text(f"{space}/enable", 0)
-    assert refusals(machine.drive(ADDRESS)) == []  # written down, and not in use
+    assert refusals(machine.drive(ADDRESS)) == []  # the export is configured, but not enabled
     machine.text(f"{space}/enable", 1)
     assert "nvme0n2 is exported by nvmet, to other hosts: nqn.2026-01.lab:fast" in refused(machine)
 
 
 def test_a_controller_that_is_passed_on_to_other_hosts_is_kept(machine: FakeMachine) -> None:
-    whole = "sys/kernel/config/nvmet/subsystems/nqn.lab/passthru"
-    machine.text(f"{whole}/device_path", "/dev/nvme1")
-    machine.text(f"{whole}/enable", 1)
+    passthru = "sys/kernel/config/nvmet/subsystems/nqn.lab/passthru"
+    machine.text(f"{passthru}/device_path", "/dev/nvme1")
+    machine.text(f"{passthru}/enable", 1)
     assert refusals(machine.drive(ADDRESS)) == []
-    machine.text(f"{whole}/device_path", "/dev/nvme0")
+    machine.text(f"{passthru}/device_path", "/dev/nvme0")
     assert "nvme0 is exported by nvmet, to other hosts: nqn.lab" in refused(machine)
 
 
@@ -111,8 +112,8 @@ def test_a_loop_device_keeps_the_drive_and_its_mounts_are_named(machine: FakeMac
 
 
 def test_what_the_kernel_has_claimed_keeps_the_drive(machine: FakeMachine) -> None:
-    said = refused(machine, claimed=("nvme0n2",))  # ZFS leaves no other trace
-    assert "nvme0n2 is claimed" in said and "ZFS" in said
+    message = refused(machine, claimed=("nvme0n2",))  # ZFS leaves no other trace
+    assert "nvme0n2 is claimed" in message and "ZFS" in message
 
 
 def test_a_namespace_without_a_node_keeps_the_drive(machine: FakeMachine) -> None:
@@ -120,9 +121,9 @@ def test_a_namespace_without_a_node_keeps_the_drive(machine: FakeMachine) -> Non
     assert "nvme0n2 cannot be claimed" in refused(machine)
 
 
-@pytest.mark.parametrize("said", ["root=/dev/nvme0n1", "ro root=UUID=12-34", "root=PARTUUID=ab quiet"])
-def test_the_root_disk_is_kept(machine: FakeMachine, said: str) -> None:
-    machine.text("proc/cmdline", said)
+@pytest.mark.parametrize("command_line", ["root=/dev/nvme0n1", "ro root=UUID=12-34", "root=PARTUUID=ab quiet"])
+def test_the_root_disk_is_kept(machine: FakeMachine, command_line: str) -> None:
+    machine.text("proc/cmdline", command_line)
     machine.link("dev/disk/by-uuid/12-34", "dev/nvme0n1")
     machine.link("dev/disk/by-partuuid/ab", "dev/nvme0n1")
     assert "nvme0n1 is the root disk" in refused(machine)
@@ -194,7 +195,7 @@ def test_without_vfio_it_is_said_what_to_load(machine: FakeMachine) -> None:
 
 def test_no_descriptor_stays_open(machine: FakeMachine) -> None:
     before = set(os.listdir("/proc/self/fd"))
-    refused(machine, claimed=("nvme0n2",))  # the claim on the first one is given back
+    refused(machine, claimed=("nvme0n2",))  # the claim on the first namespace is released
     with answering(machine):
         bind(ADDRESS, machine)
     assert set(os.listdir("/proc/self/fd")) == before

@@ -27,12 +27,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
 
 def test_list_names_each_drive_and_what_may_be_done(machine: FakeMachine, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drive", "list"]) == 0
-    said = capsys.readouterr().out
-    lines = {line.split()[1]: line for line in said.splitlines() if "0000:" in line}
-    assert list(lines) == [FREE, BUSY, BOUND]
-    assert "free to bind" in lines[FREE] and "nvme0n1 nvme0n2" in lines[FREE] and "8.0 MiB" in lines[FREE]
-    assert "no: nvme1n1 is mounted at / (and 1 more)" in lines[BUSY]
-    assert "ready" in lines[BOUND] and "vfio-pci" in lines[BOUND]
+    printed = capsys.readouterr().out
+    line_of = {line.split()[1]: line for line in printed.splitlines() if "0000:" in line}
+    assert list(line_of) == [FREE, BUSY, BOUND]
+    assert "free to bind" in line_of[FREE] and "nvme0n1 nvme0n2" in line_of[FREE] and "8.0 MiB" in line_of[FREE]
+    assert "no: nvme1n1 is mounted at / (and 1 more)" in line_of[BUSY]
+    assert "ready" in line_of[BOUND] and "vfio-pci" in line_of[BOUND]
 
 
 def test_list_for_programs(machine: FakeMachine, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,8 +68,8 @@ def test_info_says_what_may_be_done(
     machine: FakeMachine, capsys: pytest.CaptureFixture[str], name: str, says: str
 ) -> None:
     assert main(["drive", "info", name]) == 0
-    said = capsys.readouterr().out
-    assert says in said and "Fast Drive 9000" in said
+    printed = capsys.readouterr().out
+    assert says in printed and "Fast Drive 9000" in printed
 
 
 def test_bind_and_unbind(machine: FakeMachine, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,8 +80,8 @@ def test_bind_and_unbind(machine: FakeMachine, capsys: pytest.CaptureFixture[str
         assert main(["drive", "unbind", FREE, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["driver"] == "nvme"
         assert main(["drive", "bind", BUSY]) == 2
-        said = capsys.readouterr().err
-        assert "was left alone:\n  - nvme1n1 is mounted at /\n  - nvme1n1 is swap space" in said
+        printed = capsys.readouterr().err
+        assert "was left alone:\n  - nvme1n1 is mounted at /\n  - nvme1n1 is swap space" in printed
         assert machine.driver(BUSY) == "nvme"
         assert main(["drive", "bind", FREE, "--user", "nobody-has-this-name"]) == 2
         assert machine.driver(FREE) == "nvme"

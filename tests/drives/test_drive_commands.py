@@ -1,4 +1,4 @@
-"""``warpwell drive format-array``, ``info`` and ``bench``, on a drive of QEMU in place of one of this machine."""
+"""``warpwell drive format-array``, ``info`` and ``bench``, on a drive of QEMU instead of a drive of this machine."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_it_asks_first(namespace: Namespace, capsys: pytest.CaptureFixture[str],
 
 
 def test_somebodys_data_stay(namespace: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
-    namespace.write(2, np.full(512, 0xEF, np.uint8))  # an ext4 superblock lies there
+    namespace.write(2, np.full(512, 0xEF, np.uint8))  # the location of an ext4 superblock
     before = namespace.read(0, namespace.blocks)
     for more in ([], ["--yes-destroy-data", "S1/1"]):
         assert main(["drive", "format-array", "01:00.0/1", "--dtype", "int32", "--shape", "10", *more]) == 2
@@ -92,8 +92,8 @@ def test_bad_input(namespace: Namespace, capsys: pytest.CaptureFixture[str], opt
 
 
 def test_info_tells_what_lies_on_a_drive(namespace: Namespace) -> None:
-    told = describe_drive(namespace.drive)
-    assert told["serial"] == "S1" and "no array of Warpwell" in told["namespace 1"]
+    description = describe_drive(namespace.drive)
+    assert description["serial"] == "S1" and "no array of Warpwell" in description["namespace 1"]
     how = ["--yes-destroy-data", "S1/1", "--dtype", "int32", "--shape", "9"]
     assert main(["drive", "format-array", "01:00.0/1", *how]) == 0
     assert "an array of 4.0 KiB" in describe_drive(namespace.drive)["namespace 1"]
@@ -103,15 +103,16 @@ def test_info_tells_what_lies_on_a_drive(namespace: Namespace) -> None:
 
 def test_bench_reads_a_virtual_drive(capsys: pytest.CaptureFixture[str]) -> None:
     assert lab(["bench", "drive", "--qemu", "--bytes", "2MiB", "--runs", "1", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert len(told["rows"]) == 8 and all(row["rate"] > 0 for row in told["rows"])
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["rows"]) == 8 and all(row["rate"] > 0 for row in report["rows"])
     for wrong in ([], ["01:00.0/1", "--qemu"]):
         assert lab(["bench", "drive", *wrong]) == 2
         assert "--qemu" in capsys.readouterr().err
 
 
 def test_bench_checks_what_it_reads(namespace: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = namespace.read
-    monkeypatch.setattr(namespace, "read", lambda lba, count: kept(lba, count) + np.uint8(1))  # a fault of the host's
+    read = namespace.read
+    # As if the host corrupted the data.
+    monkeypatch.setattr(namespace, "read", lambda lba, count: read(lba, count) + np.uint8(1))
     with pytest.raises(WarpwellError, match="first words of pages"):
         drive_reads(namespace, nbytes=1 << 20, runs=1)

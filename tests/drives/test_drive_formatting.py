@@ -1,4 +1,4 @@
-"""`format_array` on drives of QEMU: what is there decides whether anything is written."""
+"""`format_array` on drives of QEMU: existing data decide whether anything is written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def namespace(request: pytest.FixtureRequest) -> Iterator[Namespace]:
         yield drive.namespace(1)
 
 
-def whole(namespace: Namespace) -> bytes:
+def read_all(namespace: Namespace) -> bytes:
     return namespace.read(0, namespace.blocks).tobytes()
 
 
@@ -35,13 +35,13 @@ def make(namespace: Namespace, erase: str = "S1/1", items: np.ndarray | None = I
 
 def test_any_program_reads_the_array(namespace: Namespace) -> None:
     make(namespace)
-    raw = whole(namespace)
+    raw = read_all(namespace)
     assert raw.startswith(b"WARPWELL") and raw.count(0, 4096, NPY_AT) == NPY_AT - 4096
     assert np.array_equal(np.load(io.BytesIO(raw[NPY_AT:])), ITEMS)
-    make(namespace, items=ITEMS + 1)  # ours may be made anew
-    assert np.array_equal(np.load(io.BytesIO(whole(namespace)[NPY_AT:])), ITEMS + 1)
-    make(namespace, items=None)  # the items stay what they were
-    assert np.array_equal(np.load(io.BytesIO(whole(namespace)[NPY_AT:])), ITEMS + 1)
+    make(namespace, items=ITEMS + 1)  # an array of Warpwell may be replaced
+    assert np.array_equal(np.load(io.BytesIO(read_all(namespace)[NPY_AT:])), ITEMS + 1)
+    make(namespace, items=None)  # keeps the items
+    assert np.array_equal(np.load(io.BytesIO(read_all(namespace)[NPY_AT:])), ITEMS + 1)
 
 
 @pytest.mark.parametrize("at", [0, 510, 1080, 4096, (1 << 20) - 1, -(1 << 20), -512, -1])
@@ -50,26 +50,26 @@ def test_what_holds_somebodys_data_is_left_alone(namespace: Namespace, at: int) 
     block = np.zeros(namespace.block, np.uint8)
     block[at % namespace.block] = 1
     namespace.write(at // namespace.block, block)
-    before = whole(namespace)
+    before = read_all(namespace)
     with pytest.raises(errors.DriveError, match=f"byte {at} is not zero"):
         make(namespace)
-    assert whole(namespace) == before
+    assert read_all(namespace) == before
 
 
 def test_who_names_another_drive_erases_nothing(namespace: Namespace) -> None:
-    before = whole(namespace)
+    before = read_all(namespace)
     for erase in ("", "S1", "S1/2", "S2/1", "s1/1", "S1/1 "):
         with pytest.raises(errors.ArgumentError, match=r"must be .S1/1. to erase"):
             make(namespace, erase)
     with pytest.raises(errors.ArgumentError, match="does not fit"):
         format_array(namespace, ((8 << 20) - DATA_AT + 1,), np.dtype(np.uint8), erase="S1/1")
-    assert whole(namespace) == before
+    assert read_all(namespace) == before
 
 
 def test_what_was_begun_and_not_ended_is_no_array(namespace: Namespace) -> None:
     make(namespace)
 
-    large = np.full((7 << 20) // 8, 1)  # into the last MiB
+    large = np.full((7 << 20) // 8, 1)  # reaches into the last MiB
 
     def fail(stage: str, done: int, total: int) -> None:
         if done == total:
@@ -77,10 +77,10 @@ def test_what_was_begun_and_not_ended_is_no_array(namespace: Namespace) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         format_array(namespace, large.shape, large.dtype, erase="S1/1", items=large, report=fail)
-    with pytest.raises(errors.FormatError, match="format it again"):
-        Superblock.parse(whole(namespace)[:4096], "S1/1", namespace.nbytes)
+    with pytest.raises(errors.FormatError, match="format the namespace again"):
+        Superblock.parse(read_all(namespace)[:4096], "S1/1", namespace.nbytes)
     make(namespace)
-    assert np.array_equal(np.load(io.BytesIO(whole(namespace)[NPY_AT : NPY_AT + 4096 + ITEMS.nbytes])), ITEMS)
+    assert np.array_equal(np.load(io.BytesIO(read_all(namespace)[NPY_AT : NPY_AT + 4096 + ITEMS.nbytes])), ITEMS)
 
 
 def test_a_drive_that_is_write_protected_is_left_alone() -> None:
@@ -88,7 +88,7 @@ def test_a_drive_that_is_write_protected_is_left_alone() -> None:
         namespace = drive.namespace(1)
         with pytest.raises(errors.DriveError, match="write fault"):
             make(namespace)
-        namespace.writable = False  # QEMU does not say so itself
+        namespace.writable = False  # QEMU does not report it
         with pytest.raises(errors.DriveError, match="write-protected"):
             make(namespace)
-        assert not any(whole(namespace))
+        assert not any(read_all(namespace))

@@ -1,4 +1,4 @@
-"""Graphs whose edges lie on a drive that QEMU emulates: what kernels find is what SciPy finds."""
+"""Graphs whose edges are stored on a drive that QEMU emulates: kernels and SciPy agree."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SHAPES = {"interp": (6, 4), "cpu": (18, 16)}
 """Scale and degree of the graph for a device."""
 
 
-WAYS = {"medium": 4096, "rings": 4096, "rings, 8 KiB": 8192, "rings, 64 KiB": 65536}
-"""Who carries the commands of kernels out, and bytes of a page: by our controller, or the drive by their own rings."""
+PAGE_BYTES = {"medium": 4096, "rings": 4096, "rings, 8 KiB": 8192, "rings, 64 KiB": 65536}
+"""Bytes of a page by configuration: Warpwell's controller ("medium") or the drive ("rings") executes the commands."""
 
 
 @pytest.fixture(scope="module", params=list(SHAPES))
@@ -43,13 +43,13 @@ def drive(graph: Graph, tmp_path: Path) -> Iterator[Drive]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-def test_traversals_find_what_scipy_finds(graph: Graph, drive: Drive, way: str) -> None:
+@pytest.mark.parametrize("configuration", PAGE_BYTES)
+def test_traversals_find_what_scipy_finds(graph: Graph, drive: Drive, configuration: str) -> None:
     offsets, edges = graph.load()
     device = "interp" if graph.vertices < 100 else "cpu"
-    if device == "interp" and way != "medium":
+    if device == "interp" and configuration != "medium":
         pytest.skip("the interpreter does not see what a drive writes to memory")
-    page = WAYS[way]
+    page = PAGE_BYTES[configuration]
     links = csr_array((np.ones(graph.edges, np.int8), edges, offsets), shape=(graph.vertices,) * 2)
     source = int(np.diff(offsets).argmax())
     levels = csgraph.shortest_path(links, unweighted=True, indices=source)
@@ -58,7 +58,7 @@ def test_traversals_find_what_scipy_finds(graph: Graph, drive: Drive, way: str) 
     options = {"dtype": graph.destinations, "shape": graph.edges, "device": device, "page_size": page}
     space = drive.namespace(1)
     with (
-        DriveMedium(space) if way == "medium" else contextlib.nullcontext(space) as opened,
+        DriveMedium(space) if configuration == "medium" else contextlib.nullcontext(space) as opened,
         ww.open(opened, **options, cache=max(page, edges.nbytes // 16 // page * page)) as array,
         LoadedGraph(graph, edges=array) as loaded,
     ):
@@ -67,10 +67,10 @@ def test_traversals_find_what_scipy_finds(graph: Graph, drive: Drive, way: str) 
         parts = connected_components(loaded)
         assert parts.count == count
         pairs = np.unique(np.stack([np.asarray(parts.values), labels]), axis=1)
-        assert pairs.shape[1] == count  # one name of ours for each of SciPy's
+        assert pairs.shape[1] == count  # one label of Warpwell for each label of SciPy
         assert array.stats.bytes_read > 0
         loaded.close()
-        assert array[0] == graph.map(graph.edges_path)[0]  # it stays the caller's
+        assert array[0] == graph.map(graph.edges_path)[0]  # closing the graph has not closed the caller's array
 
 
 def test_edges_of_another_graph_are_refused(tmp_path: Path) -> None:

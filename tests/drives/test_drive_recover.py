@@ -1,4 +1,4 @@
-"""A drive that was lost is started again within the process: what was flushed stays, what was not is kept or named."""
+"""Restart of a lost drive in the process: flushed data survive, other data survive or are reported as doubtful."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def values(a: ww.Array, rows: np.ndarray) -> np.ndarray:
 
 
 def lose(drive: Drive, a: ww.Array | None = None) -> None:
-    """Reset the controller behind everybody's back, and have somebody notice."""
+    """Reset the controller without Warpwell's knowledge, and have a command fail."""
     drive.transport.write32(reg.CC, 0)
     with pytest.raises(errors.DriveLostError, match="something has reset it"):
         drive.transport.examine()
@@ -67,20 +67,20 @@ def lose(drive: Drive, a: ww.Array | None = None) -> None:
             values(a, np.array([0]))
 
 
-# -- what stays, and what is named --------------------------------------------------------------------------------
+# -- surviving and doubtful data --------------------------------------------------------------------------------
 
 
 def test_losses_lose_nothing_that_was_flushed_and_name_what_they_may_have_lost() -> None:
-    seen = Comeback(3).run(12)
-    assert seen.lost == [] and seen.runs == 12
-    assert seen.dropped > 100 and seen.doubtful > 100, seen  # there was something to lose
+    outcome = Comeback(3).run(12)
+    assert outcome.lost == [] and outcome.runs == 12
+    assert outcome.dropped > 100 and outcome.doubtful > 100, outcome  # the test has provoked losses
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_many_losses() -> None:
-    seen = Comeback(4).run(200)
-    assert seen.lost == [] and seen.runs == 200
+    outcome = Comeback(4).run(200)
+    assert outcome.lost == [] and outcome.runs == 200
 
 
 def test_a_loss_that_is_not_told_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_a_loss_that_is_not_told_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_pages_in_doubt_are_named_until_that_is_accepted(drive: Drive) -> None:
     with opened(drive, "r+") as a:
-        other = opened(drive, "r+", nsid=2, cache=a.cache, page_size=None, timeout=None)
+        reopened = opened(drive, "r+", nsid=2, cache=a.cache, page_size=None, timeout=None)
         rows = np.array([3, 4, 5, 9]) * PAGE
         write[4](a, rows, -rows)
         a.flush()
@@ -106,23 +106,23 @@ def test_pages_in_doubt_are_named_until_that_is_accepted(drive: Drive) -> None:
         with pytest.raises(errors.DriveLostError, match=r"accept_loss=True"):
             ww.gather(a, rows).result()
         with pytest.raises(errors.DriveLostError, match=r"its pages \d+-\d+ of 4096 bytes"):
-            a.flush()  # after it has written what it has
-        assert np.array_equal(values(other, rows), rows) and other.recover() == []
+            a.flush()  # flush() writes the dirty pages that it still has, then raises
+        assert np.array_equal(values(reopened, rows), rows) and reopened.recover() == []
         with pytest.raises(errors.ArgumentError, match="on the array itself"):
-            a[: 2 * PAGE].recover(accept_loss=True)  # it would forget rows of others, and return none
+            a[: 2 * PAGE].recover(accept_loss=True)  # a part of the array would forget losses outside of it
         assert a.reshape(-1, 2).recover()[0].start == first // 2
         assert a.recover(accept_loss=True) == doubtful and a.recover() == []
         assert np.array_equal(values(a, rows), -rows)
         a.flush()
         a.evict()
         assert values(a, rows + 1)[-1] == -rows[-1] - 1
-        other.close()
+        reopened.close()
 
 
 def test_a_flush_does_not_acknowledge_what_another_generation_has_taken(
     drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody recovers the drive between the writes of a flush and its Flush, which would succeed."""
+    """Another thread recovers the drive between the writes of a flush and its Flush, which would succeed."""
     with opened(drive, "r+") as a:
         write[1](a, np.array([7]), np.array([70]))
         sync = NamespaceMedium.sync
@@ -142,26 +142,26 @@ def test_a_flush_does_not_acknowledge_what_another_generation_has_taken(
         assert a.stats.writebacks == written_before + 1
 
 
-# -- what was made before -----------------------------------------------------------------------------------------
+# -- objects from before the loss --------------------------------------------------------------------------------------
 
 
 def test_each_cache_is_recovered_by_itself(drive: Drive) -> None:
-    one, two, three = (opened(drive, nsid=k, queues=1) for k in (1, 2, 1))
+    first, second, third = (opened(drive, nsid=k, queues=1) for k in (1, 2, 1))
     rows = np.arange(0, ITEMS, 999)
-    values(one, rows)
-    lose(drive, one)
-    assert one.recover() == []
+    values(first, rows)
+    lose(drive, first)
+    assert first.recover() == []
     for _ in range(2):
         with pytest.raises(errors.DriveLostError, match="was lost"):
-            values(two, rows)
-        assert np.array_equal(values(one, rows), rows)  # nobody has lost it again
+            values(second, rows)
+        assert np.array_equal(values(first, rows), rows)  # the failure did not lose the drive again
     spare = drive.spare_queues
-    three.close()  # its queues are of the past: now they are another's
+    third.close()  # the ids of its old queues now belong to other queues
     assert drive.spare_queues == spare and drive.failure is None
-    assert two.recover() == [] and np.array_equal(values(two, rows), rows)
-    assert np.array_equal(values(one, rows[::-1].copy()), rows[::-1])
-    two.close()
-    one.close()
+    assert second.recover() == [] and np.array_equal(values(second, rows), rows)
+    assert np.array_equal(values(first, rows[::-1].copy()), rows[::-1])
+    second.close()
+    first.close()
 
 
 def test_namespaces_queues_and_media_of_before_refuse(drive: Drive) -> None:
@@ -184,7 +184,7 @@ def test_namespaces_queues_and_media_of_before_refuse(drive: Drive) -> None:
     ):
         with pytest.raises(errors.DriveLostError, match="started again since"):
             use()
-    again = drive.host_queue()  # of the same id
+    again = drive.host_queue()  # a new queue with the same id
     drive.delete_pair(queue.qid, queue.generation)
     assert queue.qid == again.qid and again.qid in drive._pairs
     a.close()
@@ -211,9 +211,9 @@ def test_threads_that_recover_and_launch_at_once(drive: Drive) -> None:
                 try:
                     wrong.extend(a.recover())
                 except errors.SharingError:
-                    time.sleep(0.001)  # another thread's launch has not ended yet
+                    time.sleep(0.001)  # a launch of another thread is still running
                 except errors.DriveLostError:
-                    pass  # lost again
+                    pass  # the drive was lost again
             except BaseException as error:
                 wrong.append(error)
                 raise

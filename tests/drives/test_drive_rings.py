@@ -39,14 +39,14 @@ def formatted(path, data=DATA, spare: int = 1 << 16):
     return path
 
 
-PATIENT = HANG_SECONDS
-"""Seconds for which QEMU may be silent where nobody stops it: other tests run beside it."""
+SILENCE_SECONDS = HANG_SECONDS
+"""Timeout for QEMU in tests that do not stop it, because other tests may slow it down."""
 
 
 @contextlib.contextmanager
 def drive_with(image, **options) -> Iterator[tuple[QemuDrive, Drive]]:
     block = options.pop("block", 512)
-    options = {"seconds": PATIENT, **options}
+    options = {"seconds": SILENCE_SECONDS, **options}
     with QemuDrive([QemuNamespace(path=image, block=block)], **options) as qemu, qemu.open() as drive:
         yield qemu, drive
 
@@ -84,7 +84,7 @@ def test_kernels_read_and_write(tmp_path, page: int, block: int) -> None:
         where = np.random.default_rng(1).permutation(ITEMS)[:4000]
         values = np.arange(4000)
         write[4000](a, where, values)
-        assert a[int(where[7])] == 7  # the host reads what is in the cache alone
+        assert a[int(where[7])] == 7  # the host reads an item that only the cache has
         a.flush()
         want = DATA.copy()
         want[where] = values
@@ -104,13 +104,14 @@ def test_prefetch_pins_and_host_indices(tmp_path) -> None:
 
 
 def test_several_namespaces_and_caches_of_one_drive(tmp_path) -> None:
-    one, two = formatted(tmp_path / "one"), formatted(tmp_path / "two", DATA[::-1].copy())
-    spaces = [QemuNamespace(path=one), QemuNamespace(path=two, block=4096)]
-    with QemuDrive(spaces, queues=6, seconds=PATIENT) as qemu, qemu.open() as drive:
+    first_image, second_image = formatted(tmp_path / "one"), formatted(tmp_path / "two", DATA[::-1].copy())
+    spaces = [QemuNamespace(path=first_image), QemuNamespace(path=second_image, block=4096)]
+    with QemuDrive(spaces, queues=6, seconds=SILENCE_SECONDS) as qemu, qemu.open() as drive:
         first = ww.open(drive.namespace(1), device="cpu", cache="128KiB", page_size=4096, queues=2)
         second = ww.open(drive.namespace(2), device="cpu", cache=first.cache)
         third = ww.open(drive.namespace(2), device="cpu", cache="64KiB", page_size=4096)
-        assert third.cache.pairs.count == 3 and drive.spare_queues == 0  # one of the six is the host's
+        # The drive has six queues, of which the host uses one.
+        assert third.cache.pairs.count == 3 and drive.spare_queues == 0
         where = np.arange(0, ITEMS, 100)
         out = np.zeros((3, where.size), np.int64)
         workers = [
@@ -136,7 +137,7 @@ def test_several_namespaces_and_caches_of_one_drive(tmp_path) -> None:
 
 def test_raw_namespaces_are_read_only_and_end_with_a_whole_page(tmp_path) -> None:
     image = tmp_path / "raw"
-    data = np.arange(9 * 512 + 64)  # 9 pages and a block
+    data = np.arange(9 * 512 + 64)  # 9 pages of 4,096 bytes, and a block of 512
     image.write_bytes(data.tobytes())
     with drive_with(image) as (_, drive):
         with pytest.raises(errors.FormatError, match="format-array"):
@@ -173,7 +174,11 @@ def test_a_failed_command_names_drive_namespace_and_status(tmp_path) -> None:
     image = {"driver": "file", "filename": str(formatted(tmp_path / "disk"))}
     worn = {"event": "none", "iotype": "read", "errno": 5, "sector": (DATA_AT + 8 * (ITEMS - 512)) // 512}
     backend = {"driver": "blkdebug", "image": {"driver": "raw", "file": image}, "inject-error": [worn]}
-    with QemuDrive([QemuNamespace(backend=backend)], seconds=PATIENT) as qemu, qemu.open() as drive, opened(drive) as a:
+    with (
+        QemuDrive([QemuNamespace(backend=backend)], seconds=SILENCE_SECONDS) as qemu,
+        qemu.open() as drive,
+        opened(drive) as a,
+    ):
         out = np.zeros(64, np.int64)
         with pytest.raises(errors.MediumError, match=r"reading array 'nvme:qemu:\d+/1', page") as caught:
             read[64](a, np.arange(ITEMS - 64, ITEMS), out)
@@ -183,8 +188,8 @@ def test_a_failed_command_names_drive_namespace_and_status(tmp_path) -> None:
 # -- loss -------------------------------------------------------------------------------------------------------------
 
 
-def in_background(a: ww.Array, what: list[object]) -> threading.Thread:
-    """Launch again and again until a launch raises; keep when it did and what."""
+def in_background(a: ww.Array, outcome: list[object]) -> threading.Thread:
+    """Launch again and again until a launch raises; record the error and its time."""
 
     def work() -> None:
         n = 4000
@@ -195,9 +200,9 @@ def in_background(a: ww.Array, what: list[object]) -> threading.Thread:
                 where = np.random.default_rng(seed).integers(0, ITEMS, n)
                 read[n](a, where, out)
                 if not np.array_equal(out, DATA[where]):
-                    what.append("wrong items")
+                    outcome.append("wrong items")
         except Exception as error:
-            what.append(error)
+            outcome.append(error)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -221,18 +226,18 @@ def test_launches_end_when_the_drive_is_lost(tmp_path, harm: str) -> None:
     with drive_with(image, seconds=HANG_SECONDS) as (qemu, drive):
         a = opened(drive, cache="64KiB")
         gathered(a)  # compiled by now
-        what: list[object] = []
-        thread = in_background(a, what)
+        outcome: list[object] = []
+        thread = in_background(a, outcome)
         time.sleep(0.3)
         HARM[harm](qemu, drive)
         set_timeout(drive, 2.0)
         with time_passes(HANG_SECONDS):
             thread.join(HANG_SECONDS)
-        (error,) = what
+        (error,) = outcome
         assert isinstance(error, errors.DriveLostError), repr(error)
         assert error.drive == drive.address and error.namespace == 1 and error.command == "read"
         assert error.status == 0x371 and f"drive {drive.address} is lost" in str(error)
-        with pytest.raises(errors.DriveLostError):  # at once
+        with pytest.raises(errors.DriveLostError):  # fails at once
             gathered(a)
         with pytest.raises(errors.DriveLostError):
             opened(drive)
@@ -243,32 +248,32 @@ def test_launches_end_when_the_drive_is_lost(tmp_path, harm: str) -> None:
 
 def test_late_data_meet_only_memory_that_nobody_has(tmp_path) -> None:
     image = formatted(tmp_path / "disk")
-    with QemuDrive([QemuNamespace(path=image)], arena="16MiB", seconds=PATIENT) as qemu:
+    with QemuDrive([QemuNamespace(path=image)], arena="16MiB", seconds=SILENCE_SECONDS) as qemu:
         drive = qemu.open()
         a = opened(drive, cache="64KiB")
         gathered(a)
-        what: list[object] = []
-        thread = in_background(a, what)
+        outcome: list[object] = []
+        thread = in_background(a, outcome)
         time.sleep(0.2)
         qemu.stop()
         set_timeout(drive, 2.0)
         with time_passes(HANG_SECONDS):
             thread.join(HANG_SECONDS)
-        assert isinstance(what[-1], errors.DriveLostError)
-        assert a.cache.pairs.in_use() > 0  # there is something to come late
+        assert isinstance(outcome[-1], errors.DriveLostError)
+        assert a.cache.pairs.in_use() > 0  # the drive still has commands, whose data may arrive late
         a.close()
-        del a, what, thread
-        others = []
+        del a, outcome, thread
+        blocks = []
         with contextlib.suppress(errors.DriveError):
-            while True:  # all the memory that is given out
-                others.append(drive.arena.allocate(1 << 16))
-                others[-1].words[:] = 0x5A5A
-        assert others
+            while True:  # all memory that the arena still has
+                blocks.append(drive.arena.allocate(1 << 16))
+                blocks[-1].words[:] = 0x5A5A
+        assert blocks
         qemu.cont()
         time.sleep(0.3)
-        assert all((block.words == 0x5A5A).all() for block in others)
-        del others
-        drive.close()  # stops the controller: from here on nothing comes late
+        assert all((block.words == 0x5A5A).all() for block in blocks)
+        del blocks
+        drive.close()  # stops the controller: no data arrives after this
         with qemu.open() if qemu.running else drive_of_another(image) as again, opened(again) as b:
             gathered(b)
 
@@ -329,8 +334,8 @@ def test_ctrl_c_ends_a_launch_and_the_array_goes_on(tmp_path) -> None:
         where = np.random.default_rng(3).integers(0, ITEMS, 2_000_000)
         out = np.zeros(where.size, np.int64)
         timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
-        timer.start()
         with pytest.raises(KeyboardInterrupt):
+            timer.start()
             read[where.size](a, where, out)
         gathered(a, 9)
 
@@ -409,19 +414,19 @@ def test_a_forwarder_that_does_not_end_keeps_its_memory(tmp_path, monkeypatch) -
         forwarder, rings = a.cache.controller.forwarder, a.cache.pairs.doorbells()
         ended = forwarder.stop
         monkeypatch.setattr(forwarder, "stop", lambda: ended() and False)
-        kept = [forwarder]  # as stop does for one that does not end
+        alive = [forwarder]  # as if its thread did not end
         a.close()
         with pytest.raises(errors.DriveLostError, match="doorbells does not end"):
             drive.transport.check()
         drive.stop()
         del a
         gc.collect()
-        taken = []
+        blocks = []
         with contextlib.suppress(errors.DriveError):
             while True:
-                taken.append(drive.arena.allocate(1 << 16))
-        assert kept and len(taken) > 100
-        assert all(not one.address <= word < one.address + one.nbytes for one in taken for word in rings.flat)
+                blocks.append(drive.arena.allocate(1 << 16))
+        assert alive and len(blocks) > 100
+        assert all(not block.address <= word < block.address + block.nbytes for block in blocks for word in rings.flat)
 
 
 @pytest.mark.slow
@@ -445,7 +450,7 @@ def test_threads_side_by_side(tmp_path) -> None:
 
 
 def test_rings_fit_the_drive() -> None:
-    with QemuDrive(arena="16MiB", queues=3, mdts=5, seconds=PATIENT) as qemu, qemu.open() as drive:
+    with QemuDrive(arena="16MiB", queues=3, mdts=5, seconds=SILENCE_SECONDS) as qemu, qemu.open() as drive:
         from warpwell.storage.protocol import Rings
 
         rings = DriveRings(drive).fit(Rings(8, 16, 4), "cpu", 4096)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.harness.until import HANG_SECONDS
 
 from lab.drives.scripted_drive import CAP, ScriptedDrive
 from warpwell import errors, nvme
@@ -89,7 +90,7 @@ def test_formats_that_are_refused(why: str, spoil: Callable[[Any], Any]) -> None
         with pytest.raises(errors.DriveError, match=f"drive scripted: namespace 1 cannot be used: .*{why}") as caught:
             drive.namespace(1)
         assert caught.value.namespace == 1 and drive.failure is None
-        assert drive.namespaces() == [1]  # the drive itself is fine
+        assert drive.namespaces() == [1]  # the drive itself still works
     with pytest.raises(errors.DriveLostError):
         drive.namespaces()
 
@@ -146,7 +147,7 @@ def test_statuses_of_every_set_are_errors_that_say_what_failed(code: int, dnr: i
         assert (error.drive, error.namespace, error.command) == ("scripted", 1, "read")
         assert error.status == nvme.status_of(code, dnr) and nvme.describe(error.status) in str(error)
         assert "read of 4 blocks from 8 failed" in str(error) and not isinstance(error, errors.DriveLostError)
-        assert space.read(8, 4).size == 2048  # the drive goes on
+        assert space.read(8, 4).size == 2048  # the drive keeps working
 
 
 def test_a_queue_that_is_refused_leaves_nothing() -> None:
@@ -155,7 +156,7 @@ def test_a_queue_that_is_refused_leaves_nothing() -> None:
         wire.status = {controller.CREATE_SQ: codes.INVALID_QUEUE_SIZE}
         with pytest.raises(errors.DriveError, match="create I/O submission queue failed: invalid queue size"):
             drive.host_queue()
-        assert wire.seen[-1] == (0, controller.DELETE_CQ)
+        assert wire.received_commands[-1] == (0, controller.DELETE_CQ)
         wire.status = {}
         assert [drive.host_queue().qid for _ in range(3)] == [1, 2, 3]
         with pytest.raises(errors.DriveError, match="grants 3 I/O queues, and all are in use"):
@@ -169,8 +170,8 @@ def test_only_commands_that_change_no_data_are_sent_by_themselves() -> None:
     with Drive(wire) as drive:
         drive.namespace(1)
         drive.delete_pair(drive.host_queue().qid)
-    assert {opc for queue, opc in wire.seen if queue == 0} == {0, 1, 4, 5, 6, 9}
-    assert not [opc for queue, opc in wire.seen if queue]
+    assert {opc for queue, opc in wire.received_commands if queue == 0} == {0, 1, 4, 5, 6, 9}
+    assert not [opc for queue, opc in wire.received_commands if queue]
 
 
 # -- answers that break the protocol ----------------------------------------------------------------------------------
@@ -199,7 +200,8 @@ def test_a_wrong_answer_loses_the_drive(field: str, by: int) -> None:
         for call in (lambda: space.read(0, 1), drive.namespaces, drive.host_queue, lambda: drive.delete_pair(1)):
             with pytest.raises(errors.DriveLostError, match="completed read with"):
                 call()
-    assert wire.resets == 0 and wire.registers[controller.CC] & 1 == 0  # it was disabled all the same
+    # close() has disabled the controller nevertheless.
+    assert wire.resets == 0 and wire.registers[controller.CC] & 1 == 0
 
 
 def test_a_stale_phase_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,9 +220,9 @@ def test_an_answer_that_never_comes_is_a_loss_and_memory_waits_for_the_reset(mon
     wire.bend = lambda completion: False
     with pytest.raises(errors.DriveLostError, match="not completed"):
         drive.namespaces()
-    before = drive.arena.allocate(4096).address  # dropped at once
-    assert drive.arena.allocate(4096).address != before  # and not given out again
-    wire.obeys = False  # it cannot be disabled either
+    before = drive.arena.allocate(4096).address  # the block is dropped at once
+    assert drive.arena.allocate(4096).address != before  # its memory is quarantined
+    wire.obeys = False  # the controller cannot be disabled either
     drive.timeout = 0.05
     drive.close()
     assert wire.resets == 1 and wire.closes == 1
@@ -261,7 +263,7 @@ def test_rings_wrap() -> None:
         queue = drive.host_queue(2)
         command = np.zeros((), nvme.COMMAND)
         command["nsid"] = 1
-        assert [queue.run(command, "flush", seconds=1).status for _ in range(9)] == [0] * 9
+        assert [queue.run(command, "flush", seconds=HANG_SECONDS).status for _ in range(9)] == [0] * 9
         for _ in range(100):
             assert drive.namespaces() == [1]
 
@@ -271,12 +273,12 @@ def test_rings_wrap() -> None:
     st.integers(0, 2**32),
 )
 def test_any_sequence_of_calls(calls: list[str], seed: int) -> None:
-    """Contents equal those of an array, and queues are those that were made and not deleted."""
+    """Contents equal an array's, and the queues are the created ones that were not deleted."""
     rng = np.random.default_rng(seed)
     with Drive(ScriptedDrive()) as drive:
         space = drive.namespace(1)
         model, queues = np.zeros(64 * 512, np.uint8), set()
-        space.flush()  # makes the queue of the host
+        space.flush()  # creates the host's queue
         for call in calls:
             lba = int(rng.integers(64))
             count = int(rng.integers(65 - lba))
@@ -319,9 +321,9 @@ def test_the_arena_gives_out_each_byte_once_and_zeroed(sizes: list[int], seed: i
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(ranges))
     held.clear()
     block = None
-    whole = arena.allocate(1 << 20)  # everything came back, in one piece
-    assert whole.address == arena.address and not whole.words.any()
-    whole.free()
+    full_block = arena.allocate(1 << 20)  # all memory was freed, and merged to one block
+    assert full_block.address == arena.address and not full_block.words.any()
+    full_block.free()
     arena.close()
     with pytest.raises(errors.ClosedError):
         arena.allocate(1)
@@ -348,13 +350,13 @@ def test_memory_for_a_gpu_is_locked_as_long_as_it_is_used(monkeypatch: pytest.Mo
     with pytest.raises(errors.DriveError, match="CUDA does not page-lock 70000 bytes"):
         memory.allocate_shared(70000)
     gc.collect()
-    assert memory.allocate_shared(5000).address == address  # what was refused came back, too
+    assert memory.allocate_shared(5000).address == address  # the refused memory was freed, too
 
 
 def test_an_arena_lies_where_a_drive_can_reach_it() -> None:
     arena = DmaArena(1 << 16, ranges=[(0, 0xFFFF), (0x200_0000_0000, 0x200_FFFF_FFFF)])
-    other = DmaArena(1 << 16, ranges=[(0, 0xFFFF), (0x200_0000_0000, 0x200_FFFF_FFFF)])
-    assert {a.address >> 32 for a in (arena, other)} == {0x200} and arena.address != other.address
+    low_arena = DmaArena(1 << 16, ranges=[(0, 0xFFFF), (0x200_0000_0000, 0x200_FFFF_FFFF)])
+    assert {a.address >> 32 for a in (arena, low_arena)} == {0x200} and arena.address != low_arena.address
     with pytest.raises(errors.DriveError, match="take a smaller arena"):
         DmaArena(1 << 20, ranges=[(0x200_0000_0000, 0x200_0000_FFFF)])
     with pytest.raises(errors.ArgumentError, match="power of two"):
@@ -373,7 +375,7 @@ def test_a_forked_child_gets_a_copy_and_no_drive() -> None:
     if not child:
         code = 1
         try:
-            block.words[:] = 9  # its own
+            block.words[:] = 9  # the child's own copy of the memory
             for call in (lambda: space.read(0, 1), drive.namespaces, lambda: drive.arena.allocate(1)):
                 with pytest.raises(errors.ForkError, match="open another drive here"):
                     call()
@@ -395,7 +397,7 @@ def test_a_flush_that_fails_loses_the_drive_for_the_rings() -> None:
         with pytest.raises(errors.DriveLostError, match="since the last flush may be lost"):
             medium.sync()
         wire.status.clear()
-        with pytest.raises(errors.DriveLostError):  # although the drive would say that all is well
+        with pytest.raises(errors.DriveLostError):  # the drive would report success now
             medium.sync()
 
 
@@ -413,12 +415,12 @@ def lost_drive() -> tuple[ScriptedDrive, Drive]:
 def test_a_drive_is_started_again() -> None:
     wire, drive = lost_drive()
     with drive:
-        kept = drive.arena.allocate(4096).address  # freed while it was lost
+        address = drive.arena.allocate(4096).address  # freed while it was lost
         drive.recover()
         assert (drive.failure, wire.generation, wire.resets, wire.closes) == (None, 1, 0, 0)
         assert (drive.namespace(1).read(3, 1) == 7).all() and drive.spare_queues == 2
-        assert kept in {drive.arena.allocate(4096).address for _ in range(200)}
-        wire.fail("too late", 0)  # by somebody who has seen it die
+        assert address in {drive.arena.allocate(4096).address for _ in range(200)}
+        wire.fail("too late", 0)  # reported by a thread that used the old controller
         assert drive.failure is None
     with pytest.raises(errors.ClosedError):
         drive.recover()
@@ -432,17 +434,17 @@ def test_a_function_is_reset_where_the_controller_cannot_be_disabled(monkeypatch
         with pytest.raises(errors.DriveLostError, match="not disabled within"):
             drive.recover()
         assert drive.failure is not None and "of a test" in str(drive.failure) and wire.generation == 0
-        asked: list[str] = []
+        calls: list[str] = []
 
         def reset() -> bool:
-            asked.append("reset")
+            calls.append("reset")
             wire.obeys, wire.registers[controller.CC], wire.registers[controller.CSTS], wire._rings = True, 0, 0, {}
             return True
 
         monkeypatch.setattr(wire, "reset_function", reset)
-        monkeypatch.setattr(wire, "restore", lambda: asked.append("restore"))
+        monkeypatch.setattr(wire, "restore", lambda: calls.append("restore"))
         drive.recover()
-        assert asked == ["restore", "reset", "restore"] and drive.failure is None
+        assert calls == ["restore", "reset", "restore"] and drive.failure is None
         assert (drive.namespace(1).read(3, 1) == 7).all()
 
 
@@ -454,15 +456,15 @@ def test_another_drive_that_comes_back_is_refused() -> None:
         with pytest.raises(errors.DriveLostError, match=r"another one .*serial is 'another'.*max_transfer is 8192"):
             drive.recover()
         assert drive.failure is not None and drive.serial == "" and drive.max_transfer > 8192
-        held = drive.arena.allocate(4096).address  # it is enabled: what is freed waits
+        held = drive.arena.allocate(4096).address  # it is enabled: freed memory is quarantined
         assert held not in {drive.arena.allocate(4096).address for _ in range(20)}
         wire.controller["sn"], wire.controller["mdts"] = b"", 0
-        medium = NamespaceMedium(Drive(other := ScriptedDrive()).namespace(1), writable=True)
+        medium = NamespaceMedium(Drive(foreign := ScriptedDrive()).namespace(1), writable=True)
         drive.recover()
         assert drive.failure is None
-    other.fail("of a test")
+    foreign.fail("of a test")
     medium.namespace.drive.recover()
-    other.namespace["nsze"] = 63
+    foreign.namespace["nsze"] = 63
     with pytest.raises(errors.DriveError, match=r"came back as another one .blocks is 63, and was 64"):
         medium.renew()
     medium.namespace.drive.close()

@@ -1,4 +1,4 @@
-"""VfioTransport over a VFIO of files: what is asked of the kernel, and when. The guest (test_guest.py) has one."""
+"""VfioTransport over a VFIO of files: its requests to the kernel, in order. The guest of test_guest.py has one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FakeVfio:
 
     def __init__(self, machine: FakeMachine) -> None:
         self.machine = machine
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.viable = True
         self.can_reset = True
         self.refused: str | None = None
@@ -49,7 +49,7 @@ class FakeVfio:
         self.device = os.memfd_create("device")
         os.ftruncate(self.device, CONFIGURATION_AT + 4096)
 
-    def ioctl(self, descriptor: int, request: int, given: Any = 0) -> int:
+    def ioctl(self, descriptor: int, request: int, argument: Any = 0) -> int:
         name = {
             vfio._GET_API_VERSION: "version",
             vfio._CHECK_EXTENSION: "check",
@@ -62,18 +62,18 @@ class FakeVfio:
             vfio._IOMMU_GET_INFO: "ranges",
             vfio._IOMMU_MAP_DMA: "map",
         }[request]
-        self.asked.append(name)
+        self.requests.append(name)
         if name == self.refused:
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
         if name == "status":
-            struct.pack_into("I", given, 4, int(self.viable))
+            struct.pack_into("I", argument, 4, int(self.viable))
         elif name == "info":
-            struct.pack_into("I", given, 4, int(self.can_reset))
+            struct.pack_into("I", argument, 4, int(self.can_reset))
         elif name == "region":
-            bar = struct.unpack_from("I", given, 8)[0] == 0
+            bar = struct.unpack_from("I", argument, 8)[0] == 0
             struct.pack_into(
                 "IIIIQQ",
-                given,
+                argument,
                 0,
                 32,
                 7 if bar else 3,
@@ -83,20 +83,20 @@ class FakeVfio:
                 0 if bar else CONFIGURATION_AT,
             )
         elif name == "ranges":
-            struct.pack_into("IIQI", given, 0, len(given), 3, 4096, 64)
-            struct.pack_into("HHI", given, 64, 2, 1, 128)  # another capability first
-            struct.pack_into("HHIII", given, 128, 1, 1, 0, len(RANGES), 0)
+            struct.pack_into("IIQI", argument, 0, len(argument), 3, 4096, 64)
+            struct.pack_into("HHI", argument, 64, 2, 1, 128)  # another capability first
+            struct.pack_into("HHIII", argument, 128, 1, 1, 0, len(RANGES), 0)
             for k, each in enumerate(RANGES):
-                struct.pack_into("QQ", given, 144 + 16 * k, *each)
+                struct.pack_into("QQ", argument, 144 + 16 * k, *each)
         elif name == "reset":
             self.on_reset()
         elif name == "map":
-            self.mapped = struct.unpack("IIQQQ", given)
+            self.mapped = struct.unpack("IIQQQ", argument)
         return 1 if name == "check" else 0
 
     def open_device(self, group: int, request: Any, name: Any) -> int:
         assert name.value.decode() == ADDRESS
-        self.asked.append("device")
+        self.requests.append("device")
         return os.dup(self.device)
 
     @property
@@ -130,7 +130,7 @@ def opened(kernel: FakeVfio) -> Iterator[VfioTransport]:
 def test_it_is_opened_and_closed_in_order(kernel: FakeVfio) -> None:
     before = set(os.listdir("/proc/self/fd"))
     with opened(kernel) as transport:
-        assert kernel.asked == [
+        assert kernel.requests == [
             "version",
             "check",
             "status",
@@ -153,9 +153,9 @@ def test_it_is_opened_and_closed_in_order(kernel: FakeVfio) -> None:
             if os.path.exists(f"/proc/self/fd/{fd}") and os.get_inheritable(fd)
         ]
         assert not inherited
-    assert kernel.asked[-1] == "reset"
+    assert kernel.requests[-1] == "reset"
     assert set(os.listdir("/proc/self/fd")) == before
-    transport.close()  # again
+    transport.close()  # a second close() does nothing
     for use in (lambda: transport.read32(0), lambda: transport.write32(0, 1)):
         with pytest.raises(errors.ClosedError):
             use()
@@ -196,7 +196,7 @@ def test_a_thread_in_the_middle_of_a_store_reaches_no_register_and_no_memory_of_
     with opened(kernel) as transport:
         at = transport._at
         assert "memfd:device" in mapping_at(at)
-    # it has loaded the address before the drive was closed, and stores now
+    # As a thread that loaded the address before the drive was closed, and stores after that.
     assert "rw-p" in (covered := mapping_at(at)) and "memfd" not in covered
     ctypes.c_uint32.from_address(at + 0x1000).value = 5
     assert os.pread(kernel.device, 4, 0x1000) == bytes(4)
@@ -219,12 +219,12 @@ def test_what_cannot_be_reset_loses_the_bus(kernel: FakeVfio, monkeypatch: pytes
     kernel.can_reset = False
     with opened(kernel) as transport:
         transport.reset()
-        assert "reset" not in kernel.asked and kernel.command == 0x402
+        assert "reset" not in kernel.requests and kernel.command == 0x402
         with pytest.raises(errors.DriveLostError, match="it was reset"):
             transport.read32(0)
     with opened(kernel) as transport:
         with monkeypatch.context() as patch:
-            patch.setattr(transport, "_command", lambda value: 0x406)  # a register that keeps its value
+            patch.setattr(transport, "_command", lambda value: 0x406)  # the command register does not change
             with pytest.raises(errors.DriveError, match="cannot be reset or stopped"):
                 transport.reset()
 
@@ -235,8 +235,9 @@ def test_what_was_reset_is_used_again(kernel: FakeVfio) -> None:
         store = ctypes.CFUNCTYPE(ctypes.c_long, *[ctypes.c_long] * 6)(address)
         transport.fail("it is a test")
         with transport.despite_failure():
-            assert transport.reset_function() and kernel.asked[-1] == "reset"
-            os.pwrite(kernel.device, bytes(2), CONFIGURATION_AT + 4)  # a reset takes the bus away
+            assert transport.reset_function() and kernel.requests[-1] == "reset"
+            # A reset clears the command register, bus mastering included.
+            os.pwrite(kernel.device, bytes(2), CONFIGURATION_AT + 4)
             transport.restore()
             assert kernel.command == 0x406 and transport.read32(0) == 0
         with pytest.raises(errors.DriveLostError):
@@ -249,31 +250,32 @@ def test_what_was_reset_is_used_again(kernel: FakeVfio) -> None:
         transport.fail("again")
         assert not transport.reset_function()
         transport.close()
-        transport.revive()  # of a closed one nothing is used again
+        transport.revive()  # revive() does nothing for a closed transport
         assert store(state, 0x1000, 8, 0, 0, 0) == -1 and bar[0x1000] == 7
 
 
 def test_a_child_has_neither_descriptors_nor_registers(kernel: FakeVfio) -> None:
     with opened(kernel) as transport:
-        ours, theirs = os.pipe()
+        read_end, write_end = os.pipe()
         child = os.fork()
         if child == 0:
-            said = b"nothing"
+            verdict = b"nothing"
             with contextlib.suppress(BaseException):
-                kept = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
-                busy = any("/dev/vfio/" in path for path in kept)
+                open_paths = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+                busy = any("/dev/vfio/" in path for path in open_paths)
                 try:
                     transport.read32(0)
                 except errors.ForkError:
-                    said = b"busy" if busy else b"refused"
+                    verdict = b"busy" if busy else b"refused"
                 transport.close()
-            os.write(theirs, said)
+            os.write(write_end, verdict)
             os._exit(0)
         os.waitpid(child, 0)
-        assert os.read(ours, 100) == b"refused"
-        os.close(ours)
-        os.close(theirs)
-        assert transport.read32(0) == 0 and "reset" not in kernel.asked  # the child's close is not the parent's
+        assert os.read(read_end, 100) == b"refused"
+        os.close(read_end)
+        os.close(write_end)
+        # The child's close() does not affect the parent.
+        assert transport.read32(0) == 0 and "reset" not in kernel.requests
 
 
 @pytest.mark.parametrize("at", ["version", "status", "attach", "iommu", "ranges", "map", "info", "region"])
@@ -310,7 +312,7 @@ def test_nothing_is_bound_by_opening(kernel: FakeVfio) -> None:
     ):
         with pytest.raises(errors.DriveError, match=r"sudo warpwell drive bind 0000:02:00\.0"):
             attempt("0000:02:00.0")
-    assert kernel.machine.driver("0000:02:00.0") == "nvme" and kernel.asked == []
+    assert kernel.machine.driver("0000:02:00.0") == "nvme" and kernel.requests == []
     with pytest.raises(errors.ArgumentError, match=r"nvme:0000:01:00\.0/1"):
         open_namespace("0000:01:00.0", kernel.machine)
 
@@ -412,7 +414,7 @@ def test_rings_of_kernels_over_vfio(kernel: FakeVfio) -> None:
             drive.timeout = 0.1
             with pytest.raises(errors.DriveLostError, match="fatal error"):
                 read[rows.size](a, rows, out)
-            assert a.recover() == [] and "reset" in kernel.asked and kernel.command == 0x406
+            assert a.recover() == [] and "reset" in kernel.requests and kernel.command == 0x406
             read[rows.size](a, rows, out)
             want[rows[0]] = 77
             assert np.array_equal(out, want[rows])

@@ -1,4 +1,4 @@
-"""Drives behind an IOMMU, in a small Linux: who may have one, and Warpwell's use of it through VFIO."""
+"""Drives behind an IOMMU, in a small Linux: access rules, and Warpwell's use of them through VFIO."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from lab.campaigns.guest.boot import CannotRun, Guest
 
-HERE = Path(__file__).parents[2]
-PROGRAM = HERE / "lab/campaigns/guest/program.py"
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "lab/campaigns/guest/program.py"
 CHECKS = re.findall(r"^@check\ndef (\w+)", PROGRAM.read_text(), re.MULTILINE)
 
 VIRTUAL = (
@@ -31,15 +31,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(500), pytest.mark.xdist_grou
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, dict[str, Any]]:
-    """What each check of the program told; one guest runs them all."""
+def results() -> dict[str, dict[str, Any]]:
+    """Return the result of each check of the program; one guest runs all checks."""
     try:
-        said = Guest(PROGRAM, HERE / "build" / "guest").run(DRIVES, "root=UUID=cafe")
+        output = Guest(PROGRAM, ROOT / "build" / "guest").run(DRIVES, "root=UUID=cafe")
     except CannotRun as error:
         pytest.skip(str(error))
-    assert "the program ended with 0" in said, said
-    print(said)
-    return {each["check"]: each for each in map(json.loads, re.findall(r"^@@(.*)$", said, re.MULTILINE))}
+    assert "the program ended with 0" in output, output
+    print(output)
+    return {each["check"]: each for each in map(json.loads, re.findall(r"^@@(.*)$", output, re.MULTILINE))}
 
 
 def test_there_are_checks() -> None:
@@ -47,5 +47,5 @@ def test_there_are_checks() -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_in_the_guest(told: dict[str, dict[str, Any]], check: str) -> None:
-    assert told[check]["ok"], told[check]["said"]
+def test_in_the_guest(results: dict[str, dict[str, Any]], check: str) -> None:
+    assert results[check]["ok"], results[check]["said"]

@@ -96,7 +96,7 @@ def test_foreign_programs_find_a_disk(disk: NbdServer, content: np.ndarray, tmp_
     copy = f"{tmp_path}/copy.raw"
     assert tool("qemu-img", "convert", "-O", "raw", disk.url, copy) == ""
     assert np.array_equal(np.fromfile(copy, np.uint8), content)
-    said = tool(
+    output = tool(
         "qemu-io",
         "-f",
         "raw",
@@ -112,7 +112,7 @@ def test_foreign_programs_find_a_disk(disk: NbdServer, content: np.ndarray, tmp_
         "aio_flush",
         disk.url,
     )
-    assert "wrote 65536/65536" in said and "read 65536/65536" in said and "failed" not in said
+    assert "wrote 65536/65536" in output and "read 65536/65536" in output and "failed" not in output
     disk.wait_alone()
     assert disk.losses == 0 and disk.requests[nbd.FLUSH] > 0
     content[512 : 512 + 65536] = 7
@@ -157,7 +157,7 @@ def test_a_flush_covers_only_what_was_acknowledged(content: np.ndarray) -> None:
 
 
 def test_a_lost_sector_has_one_of_its_contents(content: np.ndarray) -> None:
-    seen = set()
+    contents = set()
     for seed in range(40):
         with NbdServer(content, seed=seed) as disk:
             client = Raw(disk)
@@ -166,8 +166,8 @@ def test_a_lost_sector_has_one_of_its_contents(content: np.ndarray) -> None:
             client.close(disk)
             left = disk.contents()[:SECTOR].tobytes()
             assert left in (content[:SECTOR].tobytes(), sector(1), sector(2), sector(3))
-            seen.add(left)
-    assert len(seen) == 4
+            contents.add(left)
+    assert len(contents) == 4
 
 
 def test_requests_that_fail(disk: NbdServer) -> None:

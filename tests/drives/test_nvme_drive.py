@@ -1,4 +1,4 @@
-"""What drives need of the wire format: registers, admin commands, Identify, page lists, status codes of all sets."""
+"""The wire format of drives: registers, admin commands, Identify, page lists, status codes of all sets."""
 
 import itertools
 
@@ -18,15 +18,15 @@ def unsigned(bits: int) -> st.SearchStrategy[int]:
 
 
 @given(unsigned(16), unsigned(8), unsigned(4), unsigned(8), unsigned(4), unsigned(4))
-def test_capabilities(mqes: int, to: int, dstrd: int, css: int, least: int, most: int) -> None:
-    others = 1 << 16 | 1 << 36 | 1 << 45 | 1 << 57  # CQR, NSSRS, BPS, CMBS
-    cap = mqes | to << 24 | dstrd << 32 | css << 37 | least << 48 | most << 52
-    for value in (cap, cap | others):
+def test_capabilities(mqes: int, to: int, dstrd: int, css: int, min_size: int, max_size: int) -> None:
+    unrelated = 1 << 16 | 1 << 36 | 1 << 45 | 1 << 57  # CQR, NSSRS, BPS, CMBS
+    cap = mqes | to << 24 | dstrd << 32 | css << 37 | min_size << 48 | max_size << 52
+    for value in (cap, cap | unrelated):
         assert controller.cap_entries(value) == mqes + 1
         assert controller.cap_timeout(value) == to / 2
         assert controller.cap_stride(value) == 4 << dstrd
         assert controller.cap_command_sets(value) == css
-        assert controller.cap_smallest_page(value) == 1 << 12 + least
+        assert controller.cap_smallest_page(value) == 1 << 12 + min_size
 
 
 def test_configuration_and_status() -> None:
@@ -63,9 +63,9 @@ def test_queue_commands(qid: int, entries: int, address: int) -> None:
 
 
 @given(st.integers(1, 65535), unsigned(16), unsigned(16))
-def test_queues_are_granted(asked: int, submission: int, completion: int) -> None:
-    command = controller.set_queues(asked)
-    assert (command["cdw10"], command["cdw11"]) == (7, (asked - 1) * 0x10001)
+def test_queues_are_granted(requested: int, submission: int, completion: int) -> None:
+    command = controller.set_queues(requested)
+    assert (command["cdw10"], command["cdw11"]) == (7, (requested - 1) * 0x10001)
     assert controller.queues_granted(completion << 16 | submission) == min(submission, completion) + 1
 
 
@@ -94,8 +94,8 @@ def test_namespace_lists_end_with_zero_or_with_the_page(ids: list[int]) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 2, 3, 5, 200]), st.integers(1, 255)), max_size=6), st.integers(0, 255))
-def test_command_sets_are_found_among_descriptors(others: list[tuple[int, int]], csi: int) -> None:
-    raw = b"".join(bytes([kind, length, 0, 0]) + b"\x04" * length for kind, length in others)
+def test_command_sets_are_found_among_descriptors(descriptors: list[tuple[int, int]], csi: int) -> None:
+    raw = b"".join(bytes([kind, length, 0, 0]) + b"\x04" * length for kind, length in descriptors)
     assert identify.command_set(raw.ljust(4096, b"\0")) == identify.CSI_NVM
     raw += bytes([4, 1, 0, 0, csi])
     assert identify.command_set(raw.ljust(4096, b"\0")) == csi
@@ -151,13 +151,13 @@ def test_lists_that_cross_a_page_are_chained(pages: int, first: int) -> None:
     memory: dict[int, int] = {}
     lists = iter(range(0x20_0000_0000, 0x30_0000_0000, prp.PAGE))
     at = head = next(lists) + 8 * first
-    rest = data[1:]
-    while rest:
-        here = (prp.PAGE - at % prp.PAGE) // 8
-        take = here if len(rest) <= here else here - 1
-        memory |= {at + 8 * k: page for k, page in enumerate(rest[:take])}
-        rest = rest[take:]
-        if rest:
+    remaining = data[1:]
+    while remaining:
+        capacity = (prp.PAGE - at % prp.PAGE) // 8
+        take = capacity if len(remaining) <= capacity else capacity - 1
+        memory |= {at + 8 * k: page for k, page in enumerate(remaining[:take])}
+        remaining = remaining[take:]
+        if remaining:
             memory[at + 8 * take] = following = next(lists)
             at = following
     found = prp_ranges(data[0], head, pages * prp.PAGE, lambda a, n: [memory[a + 8 * k] for k in range(n)])
@@ -183,7 +183,7 @@ def test_a_list_may_not_cross_its_page() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        (("a", "<u2", 0, 2),),  # the format has other bytes
+        (("a", "<u2", 0, 2),),  # 2 bytes in the format, 3 in the range
         (("a", "<u4", 0, 3), ("b", "<u4", 3, 6)),  # two fields share a byte
         (("a", "<u8", 60, 67),),  # past the end
     ],
@@ -213,9 +213,9 @@ DEFINED = {
 @pytest.mark.parametrize("sct", range(8))
 def test_every_status_of_every_set_has_words(sct: int) -> None:
     for sc in range(256):
-        known = any(first <= sc <= last for first, last in DEFINED.get(sct, []))
+        is_defined = any(first <= sc <= last for first, last in DEFINED.get(sct, []))
         text = status.describe(sct << 8 | sc)
-        assert text.startswith("unknown status") != known, text
+        assert text.startswith("unknown status") != is_defined, text
         assert f"sct {sct} sc 0x{sc:02x}" in text
 
 

@@ -24,8 +24,8 @@ def test_a_packed_qemu_is_a_drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         data = np.arange(512)
         drive.namespace(1).write(8, data)
         assert np.array_equal(drive.namespace(1).read(8, 8).view(np.int64), data)
-        lines = Path(f"/proc/{qemu.pid}/maps").read_text().splitlines()
-    files = {line.split(None, 5)[5] for line in lines if "/" in line and len(line.split(None, 5)) == 6}
+        mappings = Path(f"/proc/{qemu.pid}/maps").read_text().splitlines()
+    files = {line.split(None, 5)[5] for line in mappings if "/" in line and len(line.split(None, 5)) == 6}
     mapped = {name for name in files if not name.startswith(("/memfd:", "/dev/zero"))}
     assert mapped and all(name.startswith(str(start.parent)) for name in mapped), mapped
     with pytest.raises(SystemExit, match="is not installed"):

@@ -29,7 +29,7 @@ def test_head_and_back(dtype) -> None:
     file = io.BytesIO(head[found.npy_at :])
     assert read_header(file, "x") == ((7, 5), np.dtype(dtype))
     assert file.tell() == DATA_AT - NPY_AT and found.nbytes == file.tell() + 35 * np.dtype(dtype).itemsize
-    assert head_of((7, 5), np.dtype(dtype))[:BYTES] != head[:BYTES]  # each has an identity of its own
+    assert head_of((7, 5), np.dtype(dtype))[:BYTES] != head[:BYTES]  # each superblock has its own identity
 
 
 def test_foreign_namespaces_are_not_ours() -> None:

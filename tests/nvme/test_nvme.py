@@ -1,4 +1,4 @@
-"""Words that device code builds are the bytes of the wire structs, and come apart again."""
+"""Device code encodes the bytes of the wire structs, and decodes them again."""
 
 from types import ModuleType
 from typing import Any
@@ -21,9 +21,9 @@ def either_sign(bits: int) -> st.SearchStrategy[int]:
     return st.integers(-(2 ** (bits - 1)), 2**bits - 1)
 
 
-def as_bytes(words: list[int]) -> bytes:
+def as_bytes(fields: list[int]) -> bytes:
     """np.array raises where a word is no signed 64-bit integer."""
-    return np.array(words, "<i8").tobytes()
+    return np.array(fields, "<i8").tobytes()
 
 
 def filled(dtype: np.dtype[Any], **fields: int) -> np.ndarray[Any, Any]:
@@ -59,25 +59,25 @@ def test_command_word6(nlb: int, control: int) -> None:
 
 
 @given(st.lists(either_sign(63), min_size=8, max_size=8))
-def test_a_whole_command(words: list[int]) -> None:
-    entry = np.frombuffer(as_bytes(words), nvme.COMMAND)[0]
-    assert int(entry["opc"]) == wire.word0_opc(words[0])
-    assert int(entry["cid"]) == wire.word0_cid(words[0])
-    assert int(entry["nsid"]) == wire.word0_nsid(words[0])
+def test_a_whole_command(fields: list[int]) -> None:
+    entry = np.frombuffer(as_bytes(fields), nvme.COMMAND)[0]
+    assert int(entry["opc"]) == wire.word0_opc(fields[0])
+    assert int(entry["cid"]) == wire.word0_cid(fields[0])
+    assert int(entry["nsid"]) == wire.word0_nsid(fields[0])
     for name, index in (("mptr", 2), ("prp1", 3), ("prp2", 4)):
-        assert int(entry[name]) == words[index] % 2**64
+        assert int(entry[name]) == fields[index] % 2**64
     for first, index in {2: 1, 10: 5, 12: 6, 14: 7}.items():
-        assert int(entry[f"cdw{first}"]) == words[index] & 0xFFFFFFFF
-        assert int(entry[f"cdw{first + 1}"]) == words[index] >> 32 & 0xFFFFFFFF
-    assert int(entry["cdw10"]) | int(entry["cdw11"]) << 32 == wire.word5_slba(words[5]) % 2**64
-    assert int(entry["cdw12"]) & 0xFFFF == wire.word6_nlb(words[6])
+        assert int(entry[f"cdw{first}"]) == fields[index] & 0xFFFFFFFF
+        assert int(entry[f"cdw{first + 1}"]) == fields[index] >> 32 & 0xFFFFFFFF
+    assert int(entry["cdw10"]) | int(entry["cdw11"]) << 32 == wire.word5_slba(fields[5]) % 2**64
+    assert int(entry["cdw12"]) & 0xFFFF == wire.word6_nlb(fields[6])
 
 
 @given(either_sign(64), unsigned(16), unsigned(16), unsigned(16), unsigned(1), unsigned(15))
 @example(-1, 0xFFFF, 0xFFFF, 0xFFFF, 1, 0x7FFF)
 @example(0, 0, 0, 0, 0, 0x4000)
 def test_completion(result: int, sqhd: int, sqid: int, cid: int, phase: int, code: int) -> None:
-    words = [wire.completion_word0(result), wire.completion_word1(sqhd, sqid, cid, phase, code)]
+    fields = [wire.completion_word0(result), wire.completion_word1(sqhd, sqid, cid, phase, code)]
     bits = result % 2**64
     expected = filled(
         nvme.COMPLETION,
@@ -88,8 +88,8 @@ def test_completion(result: int, sqhd: int, sqid: int, cid: int, phase: int, cod
         cid=cid,
         status=code << 1 | phase,
     )
-    assert as_bytes(words) == expected.tobytes()
-    word = words[1]
+    assert as_bytes(fields) == expected.tobytes()
+    word = fields[1]
     assert wire.word1_sqhd(word) == sqhd
     assert wire.word1_sqid(word) == sqid
     assert wire.word1_cid(word) == cid
@@ -112,11 +112,11 @@ def test_key_value_word5(value_size: int, key_size: int, options: int) -> None:
 @example(b"", 0, 0, 0, 1)
 def test_a_whole_key_value_command(key: bytes, size: int, options: int, cid: int, nsid: int) -> None:
     low, high = key_value.key_words(key)
-    words = [0] * 8
-    words[0] = wire.command_word0(nvme.KV_RETRIEVE, cid, nsid)
-    words[1], words[7] = low, high
-    words[5] = key_value.key_value_word5(size, len(key), options)
-    entry = np.frombuffer(as_bytes(words), nvme.COMMAND)[0]
+    fields = [0] * 8
+    fields[0] = wire.command_word0(nvme.KV_RETRIEVE, cid, nsid)
+    fields[1], fields[7] = low, high
+    fields[5] = key_value.key_value_word5(size, len(key), options)
+    entry = np.frombuffer(as_bytes(fields), nvme.COMMAND)[0]
     assert (entry["opc"], entry["flags"], entry["cid"], entry["nsid"]) == (nvme.KV_RETRIEVE, 0, cid, nsid)
     assert b"".join(entry[name].tobytes() for name in ("cdw2", "cdw3", "cdw14", "cdw15")) == key.ljust(16, b"\0")
     assert (entry["cdw10"], entry["cdw11"]) == (size, len(key) | options << 8)

@@ -38,47 +38,47 @@ def statements(kernel: object, count: int) -> list[str]:
 
 
 def test_a_command_is_whole_before_its_mark_and_prp2_is_stored_where_there_is_one() -> None:
-    lines = statements(send, 4)
-    mark = next(k for k, line in enumerate(lines) if line.startswith("atom.acq_rel.gpu.global.exch"))
+    code = statements(send, 4)
+    mark = next(k for k, line in enumerate(code) if line.startswith("atom.acq_rel.gpu.global.exch"))
     offsets = {}
-    for k, line in enumerate(lines):
+    for k, line in enumerate(code):
         if m := re.match(r"add\.s64\s+(%rd\d+), (%rd\d+), (\d+);", line):
             offsets[m[1]] = m[2], int(m[3])
         if (m := re.match(r"st\.relaxed\.sys\.global\.u64 \[(%rd\d+)\], (%rd\d+);", line)) and k < mark:
             offsets[m[2], k] = m[1]
     stores = [
         (k, m[1], m[2])
-        for k, line in enumerate(lines[:mark])
+        for k, line in enumerate(code[:mark])
         if (m := re.match(r"st\.relaxed\.sys\.global\.u64 \[(%rd\d+)\], (%rd\d+);", line))
     ][-5:]
     entry = stores[0][1]
     assert [offsets[at] for _, at, _ in stores[1:]] == [(entry, 24), (entry, 32), (entry, 40), (entry, 48)]
-    # a branch goes around the store of prp2 where it is 0
+    # A branch skips the store of prp2 if it is 0.
     where, _, prp2 = stores[2]
-    label = next(line for line in lines[where:] if line.endswith(":"))[:-1]
-    jump = max(k for k in range(where) if re.match(rf"@%p\d+ bra\s+\{label};", lines[k]))
-    predicate = re.match(r"@(%p\d+)", lines[jump])[1]
-    assert any(re.match(rf"setp\.eq\.s64\s+{predicate}, {prp2}, 0;", line) for line in lines[:jump])
-    assert stores[1][0] < jump and where < next(k for k, line in enumerate(lines) if line == f"{label}:") < stores[3][0]
+    label = next(line for line in code[where:] if line.endswith(":"))[:-1]
+    jump = max(k for k in range(where) if re.match(rf"@%p\d+ bra\s+\{label};", code[k]))
+    predicate = re.match(r"@(%p\d+)", code[jump])[1]
+    assert any(re.match(rf"setp\.eq\.s64\s+{predicate}, {prp2}, 0;", line) for line in code[:jump])
+    assert stores[1][0] < jump and where < next(k for k, line in enumerate(code) if line == f"{label}:") < stores[3][0]
 
 
 def test_one_page_two_pages_and_a_list_are_three_ways() -> None:
-    lines = statements(send, 4)
-    bounds = {int(m[1]) for line in lines if (m := re.match(r"setp\.\w+\.s64\s+%p\d+, %rd\d+, (\d{4});", line))}
+    code = statements(send, 4)
+    bounds = {int(m[1]) for line in code if (m := re.match(r"setp\.\w+\.s64\s+%p\d+, %rd\d+, (\d{4});", line))}
     assert bounds in ({4096, 8192}, {4097, 8193}, {4096, 8193}, {4097, 8192})
 
 
 def test_the_generation_is_compared_by_the_exchange_that_decides() -> None:
-    lines = statements(use, 2)
-    exchanges = [k for k, line in enumerate(lines) if line.startswith("atom.acq_rel.gpu.global.cas.b64")]
-    assert len(exchanges) == 3  # taken, then done, or found for nobody
-    taken = lines[exchanges[1]]
-    expected = re.match(r"atom\S+ %rd\d+, \[%rd\d+\], (%rd\d+),", taken)[1]
-    # the state that is expected is made of the cid, and not of what stands in the record
-    (made,) = [line for line in lines if re.match(rf"(?:or|add)\.\w+\s+{expected}, (%rd\d+), 1;", line)]
+    code = statements(use, 2)
+    exchanges = [k for k, line in enumerate(code) if line.startswith("atom.acq_rel.gpu.global.cas.b64")]
+    assert len(exchanges) == 3  # state changes: to taken, then to done or to orphaned
+    exchange = code[exchanges[1]]
+    expected = re.match(r"atom\S+ %rd\d+, \[%rd\d+\], (%rd\d+),", exchange)[1]
+    # the expected state is computed from the cid, and not read from the record
+    (made,) = [line for line in code if re.match(rf"(?:or|add)\.\w+\s+{expected}, (%rd\d+), 1;", line)]
     source = re.search(r", (%rd\d+), 1;", made)[1]
-    assert any(re.match(rf"shl\.b64\s+{source}, %rd\d+, 8;", line) for line in lines)
+    assert any(re.match(rf"shl\.b64\s+{source}, %rd\d+, 8;", line) for line in code)
     # the id is given back for the next generation, of 16 bits with the id, by one release
-    released = next(line for line in lines if line.startswith("st.release.gpu"))
+    released = next(line for line in code if line.startswith("st.release.gpu"))
     after = re.search(r", (%rd\d+);", released)[1]
-    assert any(re.match(rf"and\.b64\s+{after}, %rd\d+, {0xFFFF << 8};", line) for line in lines)
+    assert any(re.match(rf"and\.b64\s+{after}, %rd\d+, {0xFFFF << 8};", line) for line in code)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.harness.until import until
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from warpwell import errors
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 def system(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     if done.returncode:
         pytest.skip(f"{command[0]}: {done.stderr.strip() or done.returncode}")
     return done.stdout.strip()
@@ -41,7 +41,7 @@ def loop(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
     yield make
     for device in made:
-        subprocess.run(["losetup", "-d", device], check=False, timeout=30)
+        subprocess.run(["losetup", "-d", device], check=False, timeout=HANG_SECONDS)
 
 
 class TestLoopDevice(MediumConformance):
@@ -56,9 +56,9 @@ class TestLoopDevice(MediumConformance):
         self.loop = loop
 
     def make(self, content, folder, writable):
-        whole = np.zeros(6 * 4096, np.uint8)
-        whole[: content.size] = content
-        return FileMedium(self.loop(whole), writable, nbytes=content.size)
+        padded = np.zeros(6 * 4096, np.uint8)
+        padded[: content.size] = content
+        return FileMedium(self.loop(padded), writable, nbytes=content.size)
 
 
 @pytest.mark.parametrize("block", [512, 4096])
@@ -116,7 +116,8 @@ def test_devices_that_cannot_be_opened(loop: Callable[..., Path], tmp_path: Path
 
 
 def mounted(device: Path, at: Path) -> bool:
-    return subprocess.run(["mount", str(device), str(at)], capture_output=True, timeout=30, check=False).returncode == 0
+    done = subprocess.run(["mount", str(device), str(at)], capture_output=True, timeout=HANG_SECONDS, check=False)
+    return done.returncode == 0
 
 
 def test_a_mounted_device_is_not_written(loop: Callable[..., Path], tmp_path: Path) -> None:
@@ -132,8 +133,8 @@ def test_a_mounted_device_is_not_written(loop: Callable[..., Path], tmp_path: Pa
         with ww.open(device, dtype=np.uint16, device="cpu") as a:
             assert a[(1024 + 56) // 2] == 0xEF53  # the file system's magic number
     finally:
-        subprocess.run(["umount", str(tmp_path / "at")], check=True, timeout=30)
+        subprocess.run(["umount", str(tmp_path / "at")], check=True, timeout=HANG_SECONDS)
     with ww.open(device, "r+", dtype=np.uint8, device="cpu"):
-        assert not mounted(device, tmp_path / "at")  # it is ours meanwhile
+        assert not mounted(device, tmp_path / "at")  # the open array holds the device
     assert until(lambda: mounted(device, tmp_path / "at"))
-    subprocess.run(["umount", str(tmp_path / "at")], check=True, timeout=30)
+    subprocess.run(["umount", str(tmp_path / "at")], check=True, timeout=HANG_SECONDS)

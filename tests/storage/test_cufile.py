@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from tests.harness.clock import time_passes
 from tests.harness.cufile import file_of, install_fake
-from tests.harness.until import until
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from lab.fake_cufile import FakeCuFile
@@ -132,8 +132,8 @@ def test_eagain_without_end_fails(tmp_path: Path) -> None:
 def test_waits_are_bounded_and_what_may_be_written_to_stays_registered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept: list[CuFileReads] = []
-    monkeypatch.setattr(cufile, "_abandoned", kept)
+    abandoned: list[CuFileReads] = []
+    monkeypatch.setattr(cufile, "_abandoned", abandoned)
     fake = FakeCuFile(silent_after=3)
     reads, memory, medium = reader(fake, tmp_path / "x")
     start(reads, memory, 0, 0, 8)
@@ -141,8 +141,8 @@ def test_waits_are_bounded_and_what_may_be_written_to_stays_registered(
     with time_passes(60.0):
         assert not reads.wait(0, 60, lambda: False)
         reads.close()
-    assert kept == [reads] and reads.left() == 5 and fake.registrations == 5
-    fake.silent_after = None  # the drive answers after all
+    assert abandoned == [reads] and reads.left() == 5 and fake.registrations == 5
+    fake.silent_after = None  # the drive answers the abandoned reads now
     reads.close()
     medium.close()
     assert fake.registrations == 0
@@ -151,14 +151,14 @@ def test_waits_are_bounded_and_what_may_be_written_to_stays_registered(
 def test_memory_stays_registered_if_the_library_does_not_report_its_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept: list[CuFileReads] = []
-    monkeypatch.setattr(cufile, "_abandoned", kept)
+    abandoned: list[CuFileReads] = []
+    monkeypatch.setattr(cufile, "_abandoned", abandoned)
     fake = FakeCuFile()
     reads, memory, medium = reader(fake, tmp_path / "x")
     start(reads, memory, 0, 0, 8)
     fake.errors["batch_io_get_status"] = 0
     reads.close()
-    assert kept == [reads] and fake.registrations == 5
+    assert abandoned == [reads] and fake.registrations == 5
     reads.close()
     medium.close()
     assert fake.registrations == 0
@@ -258,18 +258,18 @@ def test_an_error_falls_back_for_good_and_loses_no_request(
 def test_silent_reads_end_by_the_time_out_and_are_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept: list[CuFileReads] = []
-    monkeypatch.setattr(cufile, "_abandoned", kept)
+    abandoned: list[CuFileReads] = []
+    monkeypatch.setattr(cufile, "_abandoned", abandoned)
     fake = install_fake(monkeypatch, FakeCuFile(silent_after=60))
     with open_array(file_of(tmp_path / "x", VALUES), cache=400 * (PAGE + 8), timeout=1000.0) as a:
-        with time_passes(2000.0, lambda: fake.completions == 60 and not kept):
+        with time_passes(2000.0, lambda: fake.completions == 60 and not abandoned):
             future = a.prefetch()
             assert until(future.done)
         assert future.result().loaded == PAGES and "no read completed" in caplog.text
         np.testing.assert_array_equal(a[:], VALUES)
-        assert len(kept) == 1 and len(fake.buffers) == prefetch.SLOTS, "the drive may still write to this memory"
+        assert len(abandoned) == 1 and len(fake.buffers) == prefetch.SLOTS, "the drive may still write to this memory"
         fake.silent_after = None
-        kept[0].close()
+        abandoned[0].close()
 
 
 @pytest.mark.parametrize("function", ["handle_register", "buf_register", "driver_open"])
@@ -319,7 +319,7 @@ def test_the_choice_needs_a_file_with_o_direct(tmp_path: Path, monkeypatch: pyte
     VALUES.tofile(tmp_path / "x")
     with open_array(storage.FileMedium(tmp_path / "x", direct=False)) as a, open_array(storage.RamMedium(VALUES)) as b:
         a.prefetch().result(250)
-        b.prefetch().result(60)
+        b.prefetch().result(HANG_SECONDS)
         assert "staged, because it is not a file that is read with O_DIRECT" in a.medium.description
         assert b.medium.description == "ram" and fake.calls == 0
 
@@ -384,7 +384,7 @@ def test_arrays_of_a_cache_register_and_deregister_their_files(tmp_path: Path, m
         a = open_array(file_of(tmp_path / "a", VALUES), **options)
         b = open_array(file_of(tmp_path / "b", -VALUES), **options)
         a.prefetch(0, 5000).result(250)
-        b.prefetch(0, 5000).result(60)
+        b.prefetch(0, 5000).result(HANG_SECONDS)
         assert len(fake.handles) == 2
         a.close()
         assert len(fake.handles) == 1 and len(fake.buffers) == prefetch.SLOTS

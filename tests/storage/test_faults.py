@@ -1,4 +1,4 @@
-"""What goes wrong becomes an exception with advice, in bounded time, and never wrong data."""
+"""Faults become exceptions with advice, in bounded time, and never wrong data."""
 
 import errno
 import os
@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 from tests.harness.arrays.kernels import add, read, write
 from tests.harness.clock import time_passes
-from tests.harness.until import until
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from lab import media
@@ -84,7 +83,7 @@ def test_a_bad_block_is_named_and_others_are_read() -> None:
                 use()
             assert (caught.value.page, caught.value.lba, caught.value.array) == (5, 5, "numbers")
         a.evict()  # the pages that a failed pin had brought in are not held
-        a.prefetch(0, 7 * 64)  # a failed prefetch is no error: nobody asked for the data yet
+        a.prefetch(0, 7 * 64)  # a failed prefetch raises no error: no reader has requested the data
         np.testing.assert_array_equal(read_all(a, good[:300]), good[:300])
         with pytest.raises(errors.MediumError):
             a[5 * 64]
@@ -106,7 +105,7 @@ def test_a_medium_that_stops_answering() -> None:
                 use()
             assert caught.value.array == "numbers" and caught.value.errno == errno.ETIMEDOUT
             assert "LBA" in str(caught.value)
-        assert a[3] == 3, "what is in the cache is still to be had"
+        assert a[3] == 3, "cached pages can still be read"
         medium.resume()  # frames of commands that were given up come back with their completions
         rows = np.arange(0, N, 50)
         np.testing.assert_array_equal(read_all(a, rows), rows)
@@ -332,10 +331,7 @@ def test_arrays_that_are_opened_and_closed_leave_nothing(good: Path) -> None:
     dropped = ww.open(good, "r+", device="cpu", cache="64KiB")
     assert dropped[5] == 5
     del dropped
-    deadline = time.monotonic() + 5
-    while state() != before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert state() == before
+    until(lambda: state() == before)
 
 
 def test_create_refuses_what_is_there(good: Path, tmp_path: Path) -> None:
@@ -425,18 +421,23 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.quick("spin")
-@pytest.mark.parametrize("what", ["read", "spin", "flush"])
-def test_ctrl_c_ends_a_stuck_kernel(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("program", ["read", "spin", "flush"])
+def test_ctrl_c_ends_a_stuck_kernel(tmp_path: Path, program: str) -> None:
     script = tmp_path / "stuck.py"
     script.write_text(textwrap.dedent(STUCK))
     root = Path(__file__).parents[2]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
-        [sys.executable, str(script), what], capture_output=True, text=True, timeout=50, env=environ, check=False
+        [sys.executable, str(script), program],
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        env=environ,
+        check=False,
     )
     assert done.returncode == 3, done.stdout + done.stderr
     assert "interrupted" in done.stdout
-    if what == "spin":
+    if program == "spin":
         assert "and usable 5" in done.stdout
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.harness.clock import time_passes
 from tests.harness.turns import interruptions
-from tests.harness.until import until
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from lab.media import Faulty
@@ -58,7 +58,7 @@ class Blocked(PythonMedium):
 
     def read(self, offset: int, nbytes: int) -> np.ndarray:
         self.entered.set()
-        assert self.released.wait(60)
+        assert self.released.wait(HANG_SECONDS)
         return np.arange(offset // 8, (offset + nbytes) // 8).view(np.uint8)
 
 
@@ -67,7 +67,7 @@ def test_many_arrays_share_threads() -> None:
     try:
         for k, a in enumerate(arrays):
             assert total(a) == WANT + 64 * k
-            # One more is started for an array that nobody serves while the others finish elsewhere: on a busy machine
+            # One more is started for an array without a thread while the others finish elsewhere: on a busy machine
             # many do. With threads of its own for each array there would be 150, or 8 times that.
             assert service_threads() < 150
         until(lambda: service_threads() <= 16)
@@ -83,8 +83,8 @@ def test_threads_park_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
         assert total(a) == WANT
         pool = io_threads.current()
         assert until(lambda: pool.active_threads == 0)  # the array is open, but nothing is to be done
-        assert until(lambda: pool.threads == 0 or service_threads() > 0, 20)
-        # those that lingered longer before are of other tests
+        assert until(lambda: pool.threads == 0 or service_threads() > 0)
+        # Threads that remained until now belong to other tests.
         assert total(a) == WANT
 
 
@@ -106,16 +106,16 @@ def test_media_that_block_delay_nobody_else(monkeypatch: pytest.MonkeyPatch) -> 
     try:
         for launch in launches:
             launch.start()
-        assert all(m.entered.wait(30) for m in media)
+        assert all(m.entered.wait(HANG_SECONDS) for m in media)
         for k in range(5):
-            with opened(k) as other:
-                assert total(other) == WANT + 64 * k
+            with opened(k) as array:
+                assert total(array) == WANT + 64 * k
         assert results == []
     finally:
         for m in media:
             m.released.set()
         for launch in launches:
-            launch.join(60)
+            launch.join(HANG_SECONDS)
     assert results == [WANT] * 3
     for a in arrays:
         a.close()
@@ -133,8 +133,8 @@ def test_arrays_open_and_close_beside_launches() -> None:
         except BaseException as error:
             failed.append(error)
 
-    beside = [threading.Thread(target=launch, args=(k,)) for k in range(2)]
-    for thread in beside:
+    launchers = [threading.Thread(target=launch, args=(k,)) for k in range(2)]
+    for thread in launchers:
         thread.start()
     try:
         for k in range(100):
@@ -148,8 +148,8 @@ def test_arrays_open_and_close_beside_launches() -> None:
         assert until(lambda: min(rounds) > 1 or failed)
     finally:
         stop.set()
-        for thread in beside:
-            thread.join(60)
+        for thread in launchers:
+            thread.join(HANG_SECONDS)
     assert not failed
     assert until(lambda: io_threads.current().active_threads == 0)
 
@@ -177,12 +177,12 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
                 pool = io_threads.current()
                 assert pool.threads == 0
                 a.cache.controller.close()  # its threads are the parent's
-                with opened(5) as mine:
-                    assert total(mine) == WANT + 320
+                with opened(5) as array:
+                    assert total(array) == WANT + 320
                 code = 0 if io_threads.current() is pool and pool.threads else 2
             finally:
                 os._exit(code)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANG_SECONDS
         while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
             time.sleep(0.01)
         if ended[0] == 0:
@@ -218,7 +218,7 @@ def test_a_client_is_served_again_after_an_exception(caplog: pytest.LogCaptureFi
 
     slots = io_threads.WorkerSlots(lambda: min(1, len(work)), serve, lambda: None)
     io_threads.current().submit(slots)
-    assert served.wait(60) and until(lambda: not slots.occupied)
+    assert served.wait(HANG_SECONDS) and until(lambda: not slots.occupied)
     assert "an I/O thread failed" in caplog.text and "on purpose" in caplog.text
 
 
@@ -237,14 +237,14 @@ def test_an_interrupt_of_a_caller_leaves_the_pool_usable(monkeypatch: pytest.Mon
             pools[-1].submit(needs_two())
 
     pools: list[io_threads.IOThreadPool] = []
-    for place in interruptions(submit, "storage/io_threads.py", "/threading.py"):
+    for position in interruptions(submit, "storage/io_threads.py", "/threading.py"):
         pool = pools.pop() if pools else io_threads.IOThreadPool()
         served.clear()
         thread = threading.Thread(target=pool.submit, args=[needs_two()], daemon=True)
         thread.start()
-        thread.join(60)
-        assert not thread.is_alive(), place
-        assert until(lambda: len(served) >= 2), place
+        thread.join(HANG_SECONDS)
+        assert not thread.is_alive(), position
+        assert until(lambda: len(served) >= 2), position
 
 
 def test_an_interrupt_as_an_array_becomes_active_counts_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Every medium passes the conformance suite; what each is for, and what happens when things break."""
+"""Every medium passes the conformance suite; tests of each medium, and of faults."""
 
 import errno
 import gc
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.harness.native_calls import NativeCalls
+from tests.harness.until import HANG_SECONDS
 
 from lab.media import DRIVES, Faulty, Latency, rates_of
 from warpwell import errors
@@ -37,7 +38,7 @@ def ram(content: np.ndarray, writable: bool) -> RamMedium:
 
 
 class ListMedium(PythonMedium):
-    """What a user might write."""
+    """A medium as a user might write it."""
 
     def __init__(self, content: np.ndarray, writable: bool) -> None:
         super().__init__(content.size, writable=writable)
@@ -69,7 +70,7 @@ def test_a_forked_child_has_memory_of_its_own(source: Any) -> None:
 
 
 def stripes(content: np.ndarray, count: int, stripe: int) -> list[np.ndarray]:
-    """What each of `count` media holds."""
+    """Return the content of each of `count` media."""
     parts: list[list[np.ndarray]] = [[] for _ in range(count)]
     for index, start in enumerate(range(0, content.size, stripe)):
         parts[index % count].append(content[start : start + stripe])
@@ -222,9 +223,9 @@ def test_a_file_in_memory_is_mapped_and_may_be_cut() -> None:
         read = (READ, 59904, 8192, data.address)
         assert drive(medium, [read]) == [0]
         assert data.bytes[:5096].tobytes() == content[59904:].tobytes()
-        assert not data.bytes[5096:].any()  # behind the end
+        assert not data.bytes[5096:].any()  # beyond the end of the file
         os.truncate(file.name, 30000)
-        # the second one meets the zeros that the first one's signal put there
+        # The second read finds the zero pages that the SIGBUS handler of the first read has mapped.
         assert drive(medium, [read, (READ, 61440, 4096, far.address)]) == [UNRECOVERED_READ_ERROR] * 2
         assert "truncated" in (medium.last_error() or "")
         assert drive(medium, [(READ, 512, 4096, data.address)]) == [0]
@@ -307,15 +308,15 @@ def test_enospc_in_native_code(path: Path) -> None:
     medium = FileMedium(path, writable=True, direct=False)
     full = os.open("/dev/full", os.O_RDWR)
     try:
-        # Each write to /dev/full fails as on a full disk; the medium takes it for its file.
+        # The medium writes to /dev/full instead of its file: each write fails as on a full disk.
         medium._state.words[0] = full
         assert drive(medium, [(WRITE, 512, 512, buffer.address)]) == [CAPACITY_EXCEEDED]
         assert "free some space" in medium.last_error()
-        mine, medium._fd = medium._fd, full
+        own_fd, medium._fd = medium._fd, full
         medium._size = lambda: medium.nbytes
         with pytest.raises(errors.StorageFullError, match="free some space"):
             medium.write(0, buffer.bytes)
-        medium._fd = mine
+        medium._fd = own_fd
     finally:
         medium.close()
         os.close(full)
@@ -334,11 +335,11 @@ def test_capacity_of_stripes_that_are_not_equal() -> None:
     assert sizes(9999, 100) == 1124
     with pytest.raises(errors.ArgumentError, match="multiple of 512"):
         Striped([RamMedium(1)], 1000)
-    # what the larger one has beyond belongs to nobody
-    ones = Striped([RamMedium(np.full(9999, 1, np.uint8)), RamMedium(np.full(1024, 1, np.uint8))], 1024)
-    assert ones.nbytes == 3072
+    # the excess capacity of the larger medium is unused
+    striped = Striped([RamMedium(np.full(9999, 1, np.uint8)), RamMedium(np.full(1024, 1, np.uint8))], 1024)
+    assert striped.nbytes == 3072
     buffer = HostBytes(8192)
-    assert drive(ones, [(READ, 0, 8192, buffer.address)]) == [0]
+    assert drive(striped, [(READ, 0, 8192, buffer.address)]) == [0]
     assert buffer.bytes.sum() == 3072
 
 
@@ -461,7 +462,7 @@ def test_silence_and_what_comes_after(delay: float) -> None:
     buffer = HostBytes(4096)
     requests = [(READ, 512 * k, 512, buffer.address + 512 * k) for k in range(8)]
     statuses = drive(medium, requests, seconds=0.1)
-    # with a delay the first three are in flight when silence falls
+    # With a delay, the first three are in flight when the drive falls silent.
     assert statuses[3:] == [UNANSWERED] * 5 and (delay or statuses[:3] == [0] * 3)
     assert medium.silent and medium.withheld == 5
     with pytest.raises(errors.StallError, match="resume"):
@@ -469,7 +470,7 @@ def test_silence_and_what_comes_after(delay: float) -> None:
     medium.resume()
     calls = NativeCalls(medium.native())
     got = []
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG_SECONDS
     while len(got) < statuses.count(UNANSWERED) and time.monotonic() < deadline:
         if (answer := calls.complete()) is not None:
             got.append(answer)
@@ -483,7 +484,7 @@ def test_silence_and_what_comes_after(delay: float) -> None:
 def test_a_forked_child_takes_no_slots_of_its_parent() -> None:
     table = SlotTable(8)
     if (child := os.fork()) == 0:
-        table._block.words[T_LOCK], table._block.words[T_FREE] = 1, 0  # all of them, and it dies with the lock
+        table._block.words[T_LOCK], table._block.words[T_FREE] = 1, 0  # takes all slots, and exits with the lock held
         os._exit(0)
     os.waitpid(child, 0)
     assert table.taken == 0 and table._block.words[T_LOCK] == 0

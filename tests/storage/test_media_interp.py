@@ -1,4 +1,4 @@
-"""Native media under the seeded interpreter: each command answered once, whatever the interleaving."""
+"""Native media under the seeded interpreter: each command is answered once under every interleaving."""
 
 import numpy as np
 import pytest
@@ -88,7 +88,7 @@ def test_reads(make, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_part_that_is_full_or_locked_is_passed_over(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # four parts of one place each, of which one has no thread: more commands than places
+    # Four parts with one place each, one of them without a thread: there are more commands than places.
     monkeypatch.setattr(latency.os, "cpu_count", lambda: 4)
     monkeypatch.setattr(latency, "IN_FLIGHT", 4)
     drive = Latency(RamMedium(content()), latency_us=2000, read_iops=2000)
@@ -98,7 +98,7 @@ def test_a_part_that_is_full_or_locked_is_passed_over(seed: int, monkeypatch: py
     assert interpreted(medium, requests, seed) == [0] * 9
     assert all(np.array_equal(b.bytes, content()[512 * (k % 4) :][:512]) for k, b in enumerate(buffers))
     passed = drive.native().owner[0].words[latency.COMMANDS_FREE + latency.READS]
-    assert passed >= 9 * 500_000 << 10  # each passed the gate after the others
+    assert passed >= 9 * 500_000 << 10  # the commands passed the gate one after another
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

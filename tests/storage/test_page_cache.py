@@ -14,7 +14,9 @@ from warpwell.storage import FileMedium, page_cache
 from warpwell.storage.file import DIRECT_FD, LOOKUP
 from warpwell.testing.media import HostBytes, drive
 
-pytestmark = pytest.mark.skipif(not page_cache.allowed(), reason="the kernel does not tell what its page cache holds")
+pytestmark = pytest.mark.skipif(
+    not page_cache.allowed(), reason="the kernel does not report the content of its page cache"
+)
 
 PAGES = 256
 
@@ -26,10 +28,13 @@ def has_lookup(medium: FileMedium) -> bool:
 
 def held(path: Path, first: int, count: int) -> int:
     """Return how many of these pages the page cache holds."""
-    place = (ctypes.c_uint64 * 7)(4096 * first, 4096 * count)
+    arguments = (ctypes.c_uint64 * 7)(4096 * first, 4096 * count)
     with path.open("rb") as file:
-        assert ctypes.CDLL(None).syscall(page_cache.CACHESTAT, file.fileno(), place, ctypes.byref(place, 16), 0) == 0
-    return int(place[2])
+        assert (
+            ctypes.CDLL(None).syscall(page_cache.CACHESTAT, file.fileno(), arguments, ctypes.byref(arguments, 16), 0)
+            == 0
+        )
+    return int(arguments[2])
 
 
 def keep(path: Path, *pages: int) -> None:
@@ -41,7 +46,7 @@ def keep(path: Path, *pages: int) -> None:
         for page in pages:
             os.pread(file.fileno(), 4096, 4096 * page)
     if held(path, 0, PAGES) != len(pages):
-        pytest.skip("the page cache of this file system does not do as it is told")
+        pytest.skip("the page cache of this file system ignores advice")
 
 
 @pytest.fixture
@@ -52,16 +57,16 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def blind(path: Path) -> Iterator[FileMedium]:
-    """A medium whose direct descriptor fails: what it reads comes from the page cache."""
+    """Yield a medium whose direct descriptor fails, so that it reads from the page cache."""
     with FileMedium(path) as medium:
         if not has_lookup(medium):
             pytest.skip("transfers of this file system are not direct")
         medium.native()
-        words = medium._state.words
-        mine, words[DIRECT_FD] = int(words[DIRECT_FD]), os.open("/dev/null", os.O_RDONLY)
+        state = medium._state.words
+        own_fd, state[DIRECT_FD] = int(state[DIRECT_FD]), os.open("/dev/null", os.O_RDONLY)
         yield medium
-        os.close(int(words[DIRECT_FD]))
-        words[DIRECT_FD] = mine
+        os.close(int(state[DIRECT_FD]))
+        state[DIRECT_FD] = own_fd
 
 
 def reads(buffer: HostBytes, pages: Any, count: int = 1) -> list[tuple[int, int, int, int]]:
@@ -84,7 +89,7 @@ def test_what_it_does_not_hold_is_and_stays_out(path: Path, blind: FileMedium) -
     for first, count, status in ((0, 4, 0), (2, 4, UNRECOVERED_READ_ERROR), (4, 1, UNRECOVERED_READ_ERROR), (5, 1, 0)):
         looks_again(blind)
         assert drive(blind, reads(buffer, [first], count)) == [status], f"{count} pages from {first} on"
-    assert held(path, 0, PAGES) == 5  # a read through the page cache would have read ahead
+    assert held(path, 0, PAGES) == 5  # a read through the page cache would have cached more pages
 
 
 def test_looks_become_rare_where_nothing_is_found(path: Path) -> None:
@@ -92,17 +97,17 @@ def test_looks_become_rare_where_nothing_is_found(path: Path) -> None:
     with FileMedium(path) as medium:
         if not has_lookup(medium):
             pytest.skip("transfers of this file system are not direct")
-        words = medium._state.words
+        state = medium._state.words
         keep(path)
         gaps = []
         for page in range(200):
             assert drive(medium, reads(buffer, [page])) == [0]
-            gaps.append(int(words[LOOKUP + page_cache.L_GAP]))
+            gaps.append(int(state[LOOKUP + page_cache.L_GAP]))
         assert gaps[-1] == page_cache.GAP_MAX == max(gaps) and len(set(gaps)) == 6
         keep(path, *range(PAGES))
         for page in range(page_cache.GAP_MAX + 1):
             assert drive(medium, reads(buffer, [page])) == [0]
-        assert words[LOOKUP + page_cache.L_GAP] == 0
+        assert state[LOOKUP + page_cache.L_GAP] == 0
     assert (buffer.bytes.view(np.int64)[: 200 * 512] == np.arange(200 * 512)).all()
 
 

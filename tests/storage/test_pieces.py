@@ -1,4 +1,4 @@
-"""Pieces of files that are fetched are the bytes of the file, and what is said of the reads is what they are."""
+"""Fetched pieces equal the bytes of the file, and the reported reads equal the real ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def written(tmp_path_factory):
     data = np.random.default_rng(0).integers(0, 256, NBYTES).astype(np.uint8)
     path.write_bytes(data.tobytes())
     with open(path, "rb+") as file:
-        os.fsync(file.fileno())  # pages that are not written are not dropped
+        os.fsync(file.fileno())  # the kernel does not drop dirty pages
     return path, data
 
 
@@ -31,7 +31,7 @@ def file(written, request):
     opened.close()
 
 
-def _wanted(random, count):
+def _random_pieces(random, count):
     sizes = int(random.choice([1, 2, 3, 8, 700])) if random.random() < 0.5 else random.integers(1, 9000, count)
     starts = np.sort(random.integers(0, NBYTES - (sizes if isinstance(sizes, int) else 9000) + 1, count))
     if isinstance(sizes, int):
@@ -45,12 +45,12 @@ def _wrong(file, data, seed):
     for number in range(20):
         if random.random() < 0.7:
             file._mapping.drop(0, NBYTES)
-        asked = [file.pieces(*_wanted(random, int(random.integers(1, 300)))) for _ in range(2)]
-        fetch.fetch(asked)
-        for one in asked:
-            sizes = np.broadcast_to(one.sizes, len(one.starts))
-            expected = [data[at : at + size] for at, size in zip(one.starts, sizes, strict=True)]
-            if not np.array_equal(one.items().reshape(-1), np.concatenate(expected)):
+        requests = [file.pieces(*_random_pieces(random, int(random.integers(1, 300)))) for _ in range(2)]
+        fetch.fetch(requests)
+        for request in requests:
+            sizes = np.broadcast_to(request.sizes, len(request.starts))
+            expected = [data[at : at + size] for at, size in zip(request.starts, sizes, strict=True)]
+            if not np.array_equal(request.items().reshape(-1), np.concatenate(expected)):
                 return number
     return None
 
@@ -61,7 +61,7 @@ def test_pieces_are_the_bytes_of_the_file(written, file, gap, monkeypatch):
         monkeypatch.setenv("WARPWELL_READ_GAP_BYTES", gap)
     before = set(os.listdir("/proc/self/fd"))
     assert _wrong(file, written[1], 1) is None
-    assert len(set(os.listdir("/proc/self/fd")) - before) <= 1  # that of the listing
+    assert len(set(os.listdir("/proc/self/fd")) - before) <= 1  # listdir() opens one descriptor
 
 
 FAULTS = {
@@ -87,19 +87,19 @@ def test_a_planted_fault_is_found(written, file, fault, monkeypatch):
     try:
         assert _wrong(file, written[1], 2) is not None
     except errors.MediumError:
-        pass  # it reads outside
+        pass  # the fault makes it read outside of the file
 
 
 def test_what_is_read_is_counted(written, file, monkeypatch):
     monkeypatch.setenv("WARPWELL_READ_GAP_BYTES", "0")
     starts = np.arange(5, NBYTES - 8, 16_000)
-    one = file.pieces(starts, 8)
-    fetch.fetch([one], plan_only=True)
-    unit = (file.direct and fetch._direct_unit(one)) or 4096
-    assert one.read == unit * len(starts) and one.commands == len(starts)  # none straddles two units
+    request = file.pieces(starts, 8)
+    fetch.fetch([request], plan_only=True)
+    unit = (file.direct and fetch._direct_unit(request)) or 4096
+    assert request.read == unit * len(starts) and request.commands == len(starts)  # no chunk straddles two units
     monkeypatch.setenv("WARPWELL_READ_GAP_BYTES", "20KiB")
-    fetch.fetch([one], plan_only=True)
-    assert one.commands == -(-one.read // fetch.MAX_COMMAND_BYTES) and NBYTES - 16_000 < one.read <= NBYTES
+    fetch.fetch([request], plan_only=True)
+    assert request.commands == -(-request.read // fetch.MAX_COMMAND_BYTES) and NBYTES - 16_000 < request.read <= NBYTES
 
 
 def test_a_file_that_was_cut(written, file, tmp_path):
@@ -107,10 +107,10 @@ def test_a_file_that_was_cut(written, file, tmp_path):
     path.write_bytes(written[1].tobytes())
     opened = MappedFile(str(path), file.direct)
     os.truncate(path, 300_000)
-    one = opened.pieces(np.arange(0, NBYTES - 8, 10_000), 8)
+    request = opened.pieces(np.arange(0, NBYTES - 8, 10_000), 8)
     with pytest.raises(errors.MediumError, match="truncated"):
-        fetch.fetch([one])
-        one.items()
+        fetch.fetch([request])
+        request.items()
         opened.require()
     opened.close()
     with pytest.raises(errors.ClosedError):

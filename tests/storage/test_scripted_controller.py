@@ -1,6 +1,6 @@
-"""Launches on a controller of another process that answers wrongly: each ends with an error that says what happened.
+"""Launches on a controller of another process that answers wrongly: each ends with an error that names the fault.
 
-Nothing hangs, and no byte changes but those of the pages that were asked for.
+Nothing hangs, and only bytes of the requested pages change.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def test_lists_of_pages_say_where_data_are(page: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (Answer(cid=45), "command 45 was not in flight"),
         (Answer(cid=0xFFFF), "command 65535 was not in flight"),
@@ -84,16 +84,16 @@ def test_lists_of_pages_say_where_data_are(page: int) -> None:
         (Answer(cid=45, status=0x281), "unrecovered read error"),
     ],
 )
-def test_a_completion_that_answers_nothing_ends_the_launch(answer: Answer, said: str) -> None:
+def test_a_completion_that_answers_nothing_ends_the_launch(answer: Answer, message: str) -> None:
     with opened({3: answer}) as (_, array):
         pairs = array.cache.pairs
-        with pytest.raises(errors.DriveLostError, match=said) as caught:
+        with pytest.raises(errors.DriveLostError, match=message) as caught:
             for k in range(3):
                 values(array, rows_of_pages(8) + k * 8 * PAGE // 8)
         assert "scripted/1" in str(caught.value)
         states = np.concatenate([pairs._id_records(k)[:, at.ID_STATE] for k in range(pairs.count)])
         assert set((states & at.KIND).tolist()) <= {at.FREE, at.ASYNC, at.ORPHAN, at.ORPHAN | at.FOUND}
-        with pytest.raises(errors.DriveLostError, match=said):
+        with pytest.raises(errors.DriveLostError, match=message):
             values(array, np.array([0]))
 
 
@@ -179,7 +179,7 @@ def test_what_was_written_stays_in_the_cache_of_a_lost_controller() -> None:
         for use in (array.flush, lambda: values(array, np.array([7]))):
             with pytest.raises(errors.DriveLostError, match="taken it away"):
                 use()
-        assert array.recover() == []  # nothing was written and evicted
+        assert array.recover() == []  # no page was written back and evicted
         array.flush()
         array.evict()
         assert values(array, np.array([7, 8, PAGE])).tolist() == [70, 8, 80]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.harness.native_calls import NativeCalls
-from tests.harness.until import until
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from lab.media import Latency
@@ -73,12 +73,12 @@ def test_commands_that_the_kernel_does_not_accept_at_once_are_submitted_again(pa
     with FileMedium(path, direct=True) as medium:
         start, complete = calls(medium)
         assert medium._ring is not None
-        words = medium._ring._block.words
-        mine, words[uring.G_FD] = int(words[uring.G_FD]), -1
+        ring_words = medium._ring._block.words
+        own_fd, ring_words[uring.G_FD] = int(ring_words[uring.G_FD]), -1
         for number, command in enumerate(reads(buffer, 10)):
             assert start(*command, number) == PENDING
         assert complete() is None and medium._ring.in_flight == 10
-        words[uring.G_FD] = mine
+        ring_words[uring.G_FD] = own_fd
         found: list[tuple[int, int, int]] = []
         assert until(lambda: found.extend(filter(None, [complete()])) or len(found) == 10)
         assert sorted(found) == [(number, 0, 0) for number in range(10)]
@@ -90,11 +90,11 @@ def test_a_full_disk_and_a_cut_file(path: Path) -> None:
     medium = FileMedium(path, writable=True, direct=True)
     full = os.open("/dev/full", os.O_RDWR)
     try:
-        words = medium._state.words
-        mine, words[DIRECT_FD] = int(words[DIRECT_FD]), full
+        state = medium._state.words
+        own_fd, state[DIRECT_FD] = int(state[DIRECT_FD]), full
         assert drive(medium, [(WRITE, 4096, 4096, buffer.address)]) == [CAPACITY_EXCEEDED]
         assert "free some space" in str(medium.last_error())
-        words[DIRECT_FD] = mine
+        state[DIRECT_FD] = own_fd
         os.truncate(path, 3 * 4096 + 512)
         # whole, short, and past the end: never zeros for data
         got = drive(medium, [(READ, 4096 * k, 4096, buffer.address) for k in (2, 3, 4)])
@@ -133,7 +133,7 @@ def open_descriptors(path: Path) -> int:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_leaves_the_ring_alone(path: Path) -> None:
     gc.collect()
-    rings_before = open_descriptors(path)  # of media that other tests keep
+    rings_before = open_descriptors(path)  # rings of media that other tests keep open
     buffer = HostBytes(4096 * 100)
     medium = FileMedium(path, direct=True)
     start, complete = calls(medium)
@@ -147,7 +147,7 @@ def test_a_forked_child_leaves_the_ring_alone(path: Path) -> None:
         os._exit(open_descriptors(path) - rings_before)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     done: set[int] = set()
-    until = time.monotonic() + 30
+    until = time.monotonic() + HANG_SECONDS
     while len(done) < 100 and time.monotonic() < until:
         if (found := complete()) is not None:
             assert found[1] == 0
@@ -163,12 +163,12 @@ def test_where_it_is_used(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert medium.ring and medium.description.endswith("(O_DIRECT, io_uring)")
     with FileMedium(path, direct=False) as medium:
         assert not medium.ring and medium.description.endswith("(page cache)")
-    monkeypatch.setattr("warpwell.storage.file.allowed", lambda: "somebody forbids it")
+    monkeypatch.setattr("warpwell.storage.file.allowed", lambda: "a test forbids it")
     with FileMedium(path) as medium:
         assert not medium.ring and medium.native().complete == 0
     monkeypatch.undo()
     monkeypatch.setattr("warpwell.storage.file.Ring", lambda: exec("raise OSError(12, 'no memory')"))
-    with FileMedium(path) as medium:  # a limit that was reached is no failure
+    with FileMedium(path) as medium:  # without a ring, at a limit of the system, the medium works
         assert medium.native().complete == 0 and not medium.ring
 
 
@@ -194,10 +194,10 @@ def test_not_in_memory() -> None:
 def test_who_asks_may_be_killed(monkeypatch: pytest.MonkeyPatch, program: str, reason: str) -> None:
     run = subprocess.run
 
-    def asked(command: list[str], timeout: float, **options: Any) -> Any:
+    def run_probe(command: list[str], timeout: float, **options: Any) -> Any:
         return run([*command[:-1], program], timeout=0.5 if "sleep" in program else timeout, **options)
 
-    monkeypatch.setattr(subprocess, "run", asked)
+    monkeypatch.setattr(subprocess, "run", run_probe)
     assert reason in str(uring.allowed.__wrapped__())
 
 

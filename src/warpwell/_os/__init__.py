@@ -1,10 +1,12 @@
-"""What Warpwell needs of the operating system.
+"""Interfaces to the operating system.
 
 - `clock.py`: the monotonic clock of timeouts, which tests can advance
 - `file_lock.py`: locks of files between processes
 - `futex.py`: the number of the futex system call
 - `interrupts.py`: Ctrl-C during a compilation and during a launch
 - `limits.py`: the limit of open files
+- `parent.py`: the end of a process with its parent
+- `peer.py`: the process at the other end of a socket
 - `probe.py`: ask a child process whether a system call is allowed
 - `threads.py`: `Threads`, daemon threads that are started as needed
 """
@@ -14,6 +16,8 @@ from .file_lock import file_lock, lock_descriptor, open_for_lock, unlock_descrip
 from .futex import FUTEX
 from .interrupts import Interrupts, interruptible, uninterrupted
 from .limits import allow_more_files
+from .parent import end_with_parent
+from .peer import socket_peer
 from .probe import probe
 from .threads import Threads
 
@@ -23,11 +27,13 @@ __all__ = [
     "Threads",
     "allow_more_files",
     "clock",
+    "end_with_parent",
     "file_lock",
     "interruptible",
     "lock_descriptor",
     "open_for_lock",
     "probe",
+    "socket_peer",
     "uninterrupted",
     "unlock_descriptor",
 ]

@@ -141,7 +141,7 @@ class _Deferral(_Handling):
 
 
 def uninterrupted() -> contextlib.AbstractContextManager[None]:
-    """Defer the Python handlers of all signals of the main thread to the end of the block, seconds later at most.
+    """Defer the Python handlers of all signals of the main thread to the end of the block, by at most a few seconds.
 
     LLVM calls Python back while it compiles, and prints and drops exceptions of handlers. A store changes its files and
     its index together. Other threads are never interrupted, and signals that Python does not handle are left as they
@@ -199,7 +199,7 @@ def interruptible(stop: Callable[[], object]) -> Iterator[Interrupts]:
         found.record(error)
         if found.at_once and len(found.raised) > 1:
             raise error
-        return error  # to the block within this one, whose handler called
+        return error  # to the inner block with the calling handler
 
     handle.within = True  # type: ignore[attr-defined]
     try:

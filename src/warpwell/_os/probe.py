@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 TIMEOUT = 10.0
-"""Seconds that a child process has."""
+"""Timeout of a child process in seconds."""
 
 
 def probe(program: str) -> str | None:

@@ -48,8 +48,9 @@ class Array(CacheArgument, OnStorage):
     """An n-dimensional array on storage; see `warpwell.open` and `warpwell.create`.
 
     Kernels receive it as an argument and subscript it (see `ArrayView`). The host reads ``a[3]``, ``a[3, 5]`` and
-    ``a[index_array]``, and writes them in mode "r+"; results of gathers are on the array's device. A range of rows,
-    ``a[10:20]``, is a view (`Rows`). Writes are durable after `flush` (or `close`); before that a crash may lose them.
+    ``a[index_array]``, and in mode "r+" also assigns to them. The result of ``a[index_array]`` is on the array's
+    device. A range of rows, ``a[10:20]``, is a view (`Rows`). Writes are durable after `flush` (or `close`); before
+    that a crash may lose them.
 
     Attributes
     ----------
@@ -93,7 +94,7 @@ class Array(CacheArgument, OnStorage):
         return f"<{kind} {self.name!r} {self.shape} {dtype} on {self.device}, tier {self.tier}>"
 
     def reshape(self, *shape: Any) -> Array:
-        """Return the same data in another shape (C order; one extent may be -1); it shares cache and file."""
+        """Return an array that shares file and cache, with another shape (C order; one extent may be -1)."""
         new_shape = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
         extents = tuple(checked_integer(n, "each extent of a shape", minimum=-1) for n in new_shape)
         items = math.prod(n for n in extents if n != -1)
@@ -117,9 +118,9 @@ class Array(CacheArgument, OnStorage):
         return self._derive(self.shape + inner, dtype, self._strides + _c_strides(inner, dtype.itemsize), offset)
 
     def over(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return bytes of the file from `offset` behind item 0 on as another array, which shares cache and file.
+        """Return a part of the file, which begins `offset` bytes after item 0, as an array that shares cache and file.
 
-        They must be within the file.
+        All of the new array must be within the file.
         """
         return self._derive(shape, np.dtype(dtype), _c_strides(shape, np.dtype(dtype).itemsize), offset)
 
@@ -237,7 +238,7 @@ class Array(CacheArgument, OnStorage):
         host_access.write(self, index, value)
 
     def _has_at(self, index: Any, rows: Rows) -> bool:
-        """Return whether `rows` are the very items that an index names."""
+        """Return whether an index selects exactly the items of `rows`."""
         own = self if index is Ellipsis else self._range(index)
         names = ("_part", "dtype", "_origin", "shape", "_strides")
         return own is not None and all(getattr(own, name) == getattr(rows, name) for name in names)
@@ -263,12 +264,12 @@ class Array(CacheArgument, OnStorage):
         return self._origin + first * row, self._origin + (end - 1) * row + inner + self.dtype.itemsize
 
     def page_set(self) -> PageSet:
-        """Return an empty set of the array's pages, which kernels mark and `PageSet.waves` reads.
+        """Return an empty set of pages of the array: kernels mark pages in the set, and `PageSet.waves` reads them.
 
         Raises
         ------
         ArgumentError
-            The array is a field whose items do not follow one another at one distance.
+            The array is a field, and the distance between its items is not constant.
         """
         self._require_open()
         return PageSet(self)
@@ -276,10 +277,11 @@ class Array(CacheArgument, OnStorage):
     def prefetch(self, start: int | None = None, stop: int | None = None) -> Future:
         """Start to read rows [start, stop) into the cache, as many pages as the array's frames hold.
 
-        They are read in the background, in large commands (on "interp" before this returns). The result of the future
-        is `warpwell.cache.PrefetchCounts`, also after `cancel`. A failed read is counted, and a kernel that uses the
-        page raises its error. `evict`, closing, and opening another array on the cache cancel the prefetch. In tier
-        "mapped" the system reads the rows into its page cache and does not report when it is done.
+        The pages are read in the background, in large commands; on "interp", they are read before this method returns.
+        The result of the future is `warpwell.cache.PrefetchCounts`, also after `cancel`. A failed read is counted, and
+        its error is raised by a launch whose kernel uses the page. `evict`, closing, and opening another array on the
+        cache cancel the prefetch. In tier "mapped" the system reads the rows into its page cache and does not report
+        when it is done.
         """
         first, end = self._residency(start, stop)
         return self.cache.prefetch(self._nsid, first, end, once=self.read_once)
@@ -287,12 +289,13 @@ class Array(CacheArgument, OnStorage):
     def pin(self, start: int | None = None, stop: int | None = None) -> None:
         """Read rows [start, stop) and keep their pages in the cache until `unpin`.
 
-        In tier "mapped" the system decides what it keeps; this only starts to read.
+        In tier "mapped" the operating system decides which pages stay in memory, and this method only starts to read
+        them.
 
         Raises
         ------
         KernelError
-            The pages are more than the array's frames minus one.
+            There are more pages than the array's frames minus one.
         """
         first, end = self._residency(start, stop)
         if end > first:
@@ -304,9 +307,10 @@ class Array(CacheArgument, OnStorage):
             self._part.unpin(*self._residency(start, stop))
 
     def evict(self, start: int | None = None, stop: int | None = None) -> None:
-        """Write the dirty pages of rows [start, stop) back and evict their pages from the cache.
+        """Write the dirty pages of rows [start, stop) back, and evict all pages of these rows from the cache.
 
-        In tier "mapped" it flushes, and the system's page cache drops the pages unless another process maps them.
+        In tier "mapped" this flushes the array, and the system's page cache drops the pages unless another process maps
+        them.
         """
         if self._part.mapping is not None:
             first, end = self._span(start, stop)
@@ -331,7 +335,7 @@ class Array(CacheArgument, OnStorage):
 
     @property
     def byte_range(self) -> tuple[Hashable, int, int]:
-        """The storage of the array, equal for arrays that share it, and the bytes [first, end) of the items there."""
+        """The array's storage, equal for arrays that share it, and the byte range [first, end) of the items in it."""
         if 0 in self.shape:
             return self._part, self._origin, self._origin
         reach = sum((n - 1) * step for n, step in zip(self.shape, self._strides, strict=True))
@@ -339,7 +343,7 @@ class Array(CacheArgument, OnStorage):
 
     @property
     def stats(self) -> Statistics:
-        """Return the statistics of the array's cache, and of the host's reads of the array past it."""
+        """Return the statistics of the array's cache, and of the host's reads of the array that bypass the cache."""
         self._require_open()
         part = self._part
         return replace(
@@ -366,22 +370,22 @@ class Array(CacheArgument, OnStorage):
         """Resume after the loss of the drive that serves the array; return the rows whose writes are possibly lost.
 
         The drive is reset and started again, unless that has been done. The cache keeps its pages: changes of kernels,
-        and pages written since the last `flush`, are written again. Rows in doubt are in pages that were written after
-        the last flush and were evicted from the cache: the drive may have their old items or the new ones. While there
-        are any, launches on the array raise `DriveLostError`, and so does `flush`, after it has written. With
-        `accept_loss` the array can be used again: write these rows again.
+        and pages written since the last `flush`, are written again. The returned rows are in doubt: their pages were
+        written after the last flush and were then evicted from the cache, so the drive may have the old items or the
+        new ones. While rows are in doubt, launches on the array raise `DriveLostError`; `flush` writes the dirty pages
+        and then raises it, too. With `accept_loss` the array can be used again at once; write the returned rows again.
 
-        A drive that is not lost is not started again; rows that are still in doubt are returned, and accepted. A row
-        is one of the array's first dimension.
+        If the drive is not lost, it is not started again: the call returns the rows that are still in doubt, and with
+        `accept_loss` accepts them. Rows are counted along the array's first dimension.
 
         Raises
         ------
         ArgumentError
-            `accept_loss` of a field or of a range of rows, which cannot return what else is in doubt.
+            `accept_loss` was given for a field or a range of rows, which cannot return the array's other rows in doubt.
         DriveLostError
-            The drive does not come back: a QEMU that has ended, for example. The array is lost as before.
+            The drive does not restart, for example because its QEMU has exited. The array stays lost.
         DriveError
-            Another drive or namespace has come back. As before.
+            A different drive or namespace was found after the restart. The array stays lost.
         SharingError
             A launch uses the cache: wait for it.
         """
@@ -406,8 +410,8 @@ class Array(CacheArgument, OnStorage):
     def close(self) -> None:
         """Flush and release everything (idempotent). A derived array closes nothing.
 
-        An array that is dropped is closed soon after, by the closing thread, and one that is still open when the
-        program ends is closed then; if its changes cannot be written, a message on stderr reports it.
+        A dropped array is closed soon afterwards by the closing thread, and an array that is still open at the end of
+        the program is closed then. In both cases, a message on stderr reports changes that cannot be written.
 
         Raises
         ------
@@ -439,9 +443,9 @@ class Rows(ReadOnUse, Array):
     """A range of rows of an array, ``a[lo:hi]``: a view, which reads nothing until it is used.
 
     It is an `Array` of these rows: kernels take it, ``len``, `shape`, `reshape`, `prefetch` and subscripts work, and
-    assigning to it, or ``rows += 1``, writes to the array. NumPy functions, operators, comparisons and the methods of a
-    NumPy array that change nothing read the rows each time and return NumPy arrays. `read` returns them as the device
-    has them.
+    assigning to it, or ``rows += 1``, writes to the array. NumPy functions, operators, comparisons and non-modifying
+    methods of NumPy arrays read the rows each time and return NumPy arrays. `read` returns a copy of the rows in the
+    memory of the array's device.
     """
 
     def __repr__(self) -> str:
@@ -491,7 +495,7 @@ def _static(dtype: Any, origin: int, strides: tuple[int, ...], how: _How) -> Vie
 
 
 def _row_bytes(shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    """Return the bytes of a row if rows are whole and follow one another, and NumPy has the dtype; else 0."""
+    """Return the size in bytes of a row if the rows are contiguous and NumPy has the dtype; else 0."""
     return strides[0] if shape and strides == _c_strides(shape, dtype.itemsize) and not is_bits(dtype) else 0
 
 

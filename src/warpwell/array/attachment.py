@@ -22,10 +22,10 @@ from .mapping import Mapping
 
 
 class Attachment:
-    """The state that an `Array` and arrays derived from it share; it outlives them until their changes are written.
+    """The state that an `Array` and its derived arrays share. It outlives them until their changes are written.
 
-    It does not refer to the array: a finalizer passes it to the closing thread, and those that are left are closed at
-    the end of the program.
+    An attachment has no reference to its array: when the array is dropped, a finalizer passes the attachment to the
+    closing thread. Attachments that are still open at the end of the program are closed then.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ class Attachment:
 
     @contextlib.contextmanager
     def launch(self, writes: bool) -> Iterator[None]:
-        """Count a launch, which the block begins, until `launch_ended`; raise if the array is being closed."""
+        """Count a launch that begins in the ``with`` block until `launch_ended`; raise if the array is being closed."""
         with self.cache.lock:  # so that no launch begins between the look of `close` and its end
             self.require_open()
             if self.mapping is not None:
@@ -156,8 +156,9 @@ class Attachment:
     def can_read_directly(self) -> bool:
         """Return whether the host may read the file, or its memory, past the cache.
 
-        The cache's changes are written there first. With full statistics the host's reads go through the cache, so that
-        they are counted. The error of an earlier launch in a stream is raised here, as a launch would.
+        Changes in the cache are written to the file first. With full statistics, the host's reads go through the cache,
+        so that they are counted. This method raises the error of an earlier launch in a stream, as the next launch
+        would.
         """
         if self.mapping is not None:
             self.require_sound()
@@ -176,9 +177,9 @@ class Attachment:
 
     @contextlib.contextmanager
     def direct_write(self, pages: NDArray[np.int64]) -> Iterator[bool]:
-        """Yield whether the host may write these pages to the file, or its memory, past the cache in the block.
+        """Yield whether the ``with`` block may write these pages past the cache, to the file or its memory.
 
-        They are evicted first. No launch begins in the block.
+        The pages are evicted first. No launch begins during the block.
         """
         if not self.cached:
             with self.in_use(writes=True):  # counted, so that the end of the program flushes
@@ -204,7 +205,7 @@ class Attachment:
     def _evict(self, pages: NDArray[np.int64]) -> bool:
         """Evict pages; return False if the host must not write them past the cache (lock held).
 
-        A launch may store to them, a prefetch may read them, and pinned pages stay.
+        It must not if a launch may store to them, if a prefetch may be reading them, or if they are pinned.
         """
         if self._is_used() or self.pins or self.cache.bulk.reads(self.nsid):
             return False
@@ -247,7 +248,7 @@ class Attachment:
             self._streams.append(done)
 
     def continued_over(self, done: Callable[[], bool]) -> None:
-        """Stop counting a launch that continued, instead of at the next check. No effect if it is not counted."""
+        """Stop counting a launch that continued, without waiting for the next check. No effect if it is not counted."""
         with self.cache.lock:
             if done in self._streams:
                 self._streams.remove(done)
@@ -313,7 +314,7 @@ class Attachment:
                 self._closing = False
 
     def _take_stream_errors(self) -> list[Exception]:
-        """Remove the errors of launches in streams, to raise them last: a flush that finds one writes nothing."""
+        """Take the errors of launches in streams, to raise them last: a flush that found one would write nothing."""
         return [] if self.cache.closed else self.cache.take_pending_errors(self.nsid)
 
     def _close(self) -> None:
@@ -422,7 +423,7 @@ class Attachment:
                 closing.report_loss(f"array {self.name!r}, which was dropped,", error)
 
     def finish(self) -> None:
-        """Flush at the end of the program. It stays open for later exit handlers of the user."""
+        """Flush at the end of the program. The array stays open for exit handlers of the user that run later."""
         if self.forked or self.closed or not (self._writes or self.viewed):
             return
         left = self._take_stream_errors()

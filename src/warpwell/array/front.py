@@ -1,4 +1,4 @@
-"""`open_placed` and `create_placed`: ``ww.open`` and ``ww.create``, which follow the current device."""
+"""`open_placed` and `create_placed`: ``ww.open`` and ``ww.create``, which open files on the current device."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _placed(service: str, function: F) -> F:
-    """Call `function` on the current device, if one is entered or belongs to a pool: its kernels can use the array.
+    """Open on the current device if the program has entered a device or has a pool, else in this process.
 
-    Objects of this process stay in it: a medium, a `Cache`, and calls with ``device=``.
+    The kernels of that device can use the array. Calls with ``device=``, a medium or a `Cache` always run in this
+    process.
     """
 
     @functools.wraps(function)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import os
 import pathlib
@@ -30,11 +31,11 @@ from .mapping import Mapping
 DEFAULT_CACHE = "256MiB"
 
 _writers: dict[tuple[Any, int], list[str]] = {}
-"""Files and namespaces that are open for writing, each with its path in a list of its own, by which its writer knows
+"""Files and namespaces that are open for writing. Each has its path in a list, whose identity tells which writer added
 it."""
 
 _SETTLE_SECONDS = 10.0
-"""Longest wait for arrays that were dropped before: one of them may hold the file."""
+"""Longest wait for dropped arrays that are still being closed: one of them may have the file open."""
 
 
 def open_array(
@@ -55,36 +56,36 @@ def open_array(
     name: str | None = None,
     **options: Any,
 ) -> Array:
-    """Open an array on storage; no data is loaded, but for tiers in memory.
+    """Open an array on storage. No data is loaded, except in tiers that hold all data in memory.
 
     Parameters
     ----------
     path : path, Medium or Namespace
-        A ``.npy`` file, or with `dtype` a raw file, block device or medium. Or a namespace of a drive, which serves the
-        rings of kernels itself: ``Drive.namespace(1)`` or ``"nvme:ADDRESS/NAMESPACE"``, formatted by
-        ``warpwell drive format-array``, or raw with `dtype` and read-only.
+        A ``.npy`` file, or with `dtype` a raw file, block device or medium. Or a namespace of a drive,
+        ``Drive.namespace(1)`` or ``"nvme:ADDRESS/NAMESPACE"``: the drive then executes the commands of kernels itself.
+        The namespace was formatted by ``warpwell drive format-array``; with `dtype` it is raw, and read-only.
     mode : {"r", "r+"}
         Read-only, or writable.
     dtype, shape, offset : optional
-        Layout of a raw file: its items ("bfloat16" too), shape (by default one dimension), and first byte (`offset`
-        may be "4KiB").
+        Layout of a raw file: the type of its items ("bfloat16" is allowed), its shape (by default one dimension), and
+        the position of its first item in bytes (also text such as "4KiB").
     device : {"cuda", "cpu", "interp"}, optional
         The device whose kernels use the array; default: "cuda" if there is a GPU, else "cpu".
     tier : {"auto", "mapped", "storage", "host-cached", "host", "device"}
-        Where the data lives: in a mapping of the file, on storage behind a cache, in pinned host memory behind a
-        cache, in pinned host memory read directly, or all in device memory. "auto" is "mapped" for the file of a path
-        on "cpu" without an option of a cache, else "storage".
+        Where the data lives: in a mapping of the file, on storage behind a cache, in pinned host memory behind a cache,
+        in pinned host memory read directly, or all in device memory. "auto" is "mapped" if `path` names a file, the
+        device is "cpu" and no option of a cache is given; otherwise "storage".
     cache : int, str or Cache, optional
         Bytes of the array's own cache (default "256MiB"), or a `Cache` to share.
     page_size : int or str
-        Bytes of a page ("4KiB" as well), a power of two of at least 512 (own cache only). Default: 4096; on
-        "cpu" 16384 if the cache has 16 MiB or more.
+        Bytes of a page, a power of two of at least 512; also text such as "4KiB" (own cache only). Default: 4096, or
+        16384 on "cpu" if the cache has at least 16 MiB.
     stats : {"basic", "full"}
         "full" also counts hits and bytes requested (own cache only).
     share : float, optional
         Fraction of a shared cache's frames for this array alone.
     read_once : bool
-        Whether pages are used once, as by a scan: they get no second chance in the cache.
+        Whether each page is used only once, as by a scan. The cache then evicts pages without a second chance.
     timeout : float
         Timeout of kernels that wait for storage, in seconds without any completion; default 30 (own cache only).
     name : str, optional
@@ -213,7 +214,7 @@ class _Opening:
         return medium, header, host.name
 
     def _layout(self, medium: NamespaceMedium, page: int) -> Header:
-        """Return the layout of an array of Warpwell on a namespace, or of raw data."""
+        """Return the layout of an array that Warpwell formatted on a namespace, or of raw data."""
         dtype, shape, offset = self.layout
         header = read_superblock(medium, dtype=dtype, shape=shape, writable=self.writable)
         # a command past the end fails, so the last blocks are out of reach if they do not fill a page
@@ -305,9 +306,11 @@ def _checked_device(
             f"open() has no option mmap_mode={cache_options['mmap_mode']!r}: "
             'NumPy\'s mmap_mode is mode= here, "r" or "r+"'
         )
-    unknown = sorted(cache_options.keys() - {"page_size", "stats", "timeout", "queues", "depth", "threads", "merge"})
+    allowed = {"page_size", "stats", "timeout", "queues", "depth", "threads", "merge"}
+    unknown = sorted(cache_options.keys() - allowed)
     if unknown:
-        raise errors.ArgumentError(f"open() has no option {unknown[0]!r}; see its documentation for those it has")
+        known = sorted(inspect.signature(open_array).parameters.keys() - {"path", "options"} | allowed)
+        raise errors.ArgumentError(f"open() has no option {unknown[0]!r}; it has {', '.join(known)}")
     return chosen
 
 
@@ -344,7 +347,7 @@ def create(
     shape : int or tuple of int
     dtype : dtype-like
     **options
-        As for `open_array`.
+        As for `open`.
 
     Raises
     ------

@@ -1,7 +1,8 @@
 """Host side of every array on storage: shape, iteration, reductions, and operators.
 
-A whole array may be larger than memory. It reduces its items block by block (`reductions`). Operators and other
-functions of NumPy raise, and the message has the code to write instead. A range of its rows reads them (`ReadOnUse`).
+A whole array may be larger than memory: it supports reductions, which work block by block (`reductions`); operators and
+other NumPy functions raise an error, whose message has the code to write instead. On a range of rows, operators and
+functions read these rows (`ReadOnUse`).
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class OnStorage:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield row by row as NumPy arrays, or items of one dimension; reads about a MiB of rows at a time."""
+        """Yield each row as a NumPy array, or each item of a 1-D array; about 1 MiB of rows is read at a time."""
         if not self.shape:
             raise TypeError(f"array {self.name!r} has no dimensions and cannot be iterated over: read a[()]")
         return self._rows()
@@ -207,8 +208,8 @@ READING = (
     "flatten", "item", "nonzero", "ravel", "repeat", "round", "searchsorted", "squeeze", "swapaxes", "take", "tobytes",
     "tofile", "tolist", "trace", "transpose",
 )  # fmt: skip
-"""Methods of a NumPy array that change nothing, except reductions. Those that change it in place are missing: they
-would change a copy."""
+"""Methods of a NumPy array that do not change it, except reductions. In-place methods are missing, because they would
+change a copy."""
 
 
 class ReadOnUse(NDArrayOperatorsMixin, OnStorage):
@@ -217,7 +218,7 @@ class ReadOnUse(NDArrayOperatorsMixin, OnStorage):
     __hash__ = object.__hash__
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        """Read the rows; return what NumPy does. With the rows as first operand and ``out``, write the result there."""
+        """Read the rows; return NumPy's result. If they are first operand and ``out``, write the result to them."""
         operands = list(map(_read, inputs))
         out: tuple[Any, ...] = options.get("out") or ()
         rows: Any = self
@@ -273,7 +274,7 @@ class ReadOnUse(NDArrayOperatorsMixin, OnStorage):
 
 
 def _read(value: Any) -> Any:
-    """Return an operand as NumPy takes it; an array that is not a view of rows refuses."""
+    """Return an operand in a form that NumPy takes; raise for an array that is not a view of rows."""
     if isinstance(value, ReadOnUse):
         return np.asarray(value)
     if isinstance(value, OnStorage):

@@ -1,4 +1,4 @@
-"""`PageSet`: pages that kernels are about to use, marked by them and read in waves."""
+"""`PageSet`: pages that kernels are about to use. The kernels mark the pages, and the host reads them in waves."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from .items import is_contiguous
 
 
 class PageSet(CacheArgument):
-    """The pages of a set of items of an array, which kernels mark and the host has read; see `Array.page_set`.
+    """A set of pages of an array, which kernels mark and the host then reads into the cache; see `Array.page_set`.
 
-    In a kernel ``pages.add(i)`` marks the page of item `i`, and ``pages.add_range(start, stop)`` the pages of items
-    [start, stop): flat indices in C order, relaxed order, by one thread. On the host `waves` reads the marked pages
-    into the cache, as many at a time as its frames hold, with long commands; while the caller works on one wave, the
-    next one is read. A kernel may use other pages, too: pages that are not in the cache are read on demand.
+    In a kernel ``pages.add(i)`` marks the page of item `i`, and ``pages.add_range(start, stop)`` marks the pages of
+    items [start, stop). Indices are flat, in C order; each call is made by one thread, and has relaxed memory order. On
+    the host, `waves` reads the marked pages into the cache with long commands, as many pages at a time as the cache's
+    frames hold. While the caller works on one wave, the next one is read. A kernel may use unmarked pages, too: pages
+    that are not in the cache are read on demand.
 
     Arrays without a cache (tiers "mapped", "host" and "device") have nothing to read: `waves` yields all items at once.
 
@@ -66,7 +67,7 @@ class PageSet(CacheArgument):
         Raises
         ------
         IndexRangeError
-            They are not all inside the array (after the launch, in kernels).
+            An item is outside of the array. In kernels, the launch raises this after its end.
         """
         self._array._require_open()
         size = self._array.size
@@ -104,9 +105,9 @@ class PageSet(CacheArgument):
     def waves(self) -> Iterator[tuple[int, int]]:
         """Read the marked pages, and yield ascending, disjoint ranges [first, end) of items that cover them.
 
-        When a range is yielded, its pages have been read, but for those that found no frame; while the caller works on
-        it, the pages of the next range are read. The marks are taken when the iteration starts, so that kernels may
-        mark pages for the next one at the same time; launches that mark have to be over.
+        When a range is yielded, its pages have been read, except for pages that found no frame. While the caller works
+        on the range, the pages of the next range are read. The iteration takes the marks when it starts: launches that
+        set them must end before that. During the iteration, kernels may mark pages for the next iteration.
         """
         self._array._require_open()
         if self._bits is None:

@@ -28,7 +28,7 @@ class ViewStatic:
     stride: int
     """Bytes between the items of the last dimension."""
     shift: int = 12
-    """log2 of the page size; of a view without a cache it counts for nothing."""
+    """log2 of the page size; not used by a view without a cache."""
     direct_mapped: bool = False
     """Whether each page has a frame of its own."""
     fields: tuple[ViewField, ...] = ()
@@ -69,7 +69,7 @@ class ArrayView(DeviceStruct):
         self._owner = owner  # of the memory: a launch that was left behind may still read it
 
     def _check(self) -> None:
-        """Raise if the frames have moved, or the array was closed, since the view was made."""
+        """Raise if the frames have moved or the array was closed since the view was created."""
         if self._moved is not None and self._moved():
             raise errors.ClosedError(
                 "this view was made before its array was closed, or another array was opened on, or closed from, its "

@@ -61,18 +61,21 @@ class Cache:
     Parameters
     ----------
     nbytes : int or str
-        Budget in bytes for frames, page table and owner words; strings as "256MiB".
+        Budget in bytes for the frames, the page table, and a word per frame that names its page; also text such as
+        "256MiB".
     page_size : int or str, optional
-        Bytes of a page: a power of two from 512; "4KiB" as well. Default: 4096; on "cpu" 16384 from 16 MiB on.
+        Bytes of a page: a power of two from 512; also text such as "4KiB". Default: 4096, or 16384 on "cpu" if the
+        cache has at least 16 MiB.
     device : {"cpu", "cuda", "interp"}, optional
     stats : {"basic", "full"}
         "full" also counts hits and bytes requested, which slows every access down.
     timeout : float
         Timeout of kernels that wait for storage, in seconds without any completion.
     queues, depth, threads : int, optional
-        Queue pairs, entries of each ring, and how many of the process's service threads may serve this cache at once.
+        Number of queue pairs, entries of each ring, and maximum number of the process's service threads that serve this
+        cache at once.
     merge : int
-        Maximal number of adjacent pages that one command reads: 1, 2, 4 or 8.
+        Maximum number of adjacent pages that one command reads: 1, 2, 4 or 8.
     service : QueueBackend, optional
         Executes the commands, and may lower `depth` and `merge`. Default: threads of this process.
 
@@ -173,8 +176,9 @@ class Cache:
     ) -> int:
         """Assign page numbers to a medium; return its namespace id. Empties the cache.
 
-        `share` is the fraction of the frames that are the array's own; None to share the common rest. `host` is the
-        address of the data in shared memory if the cache reads from there ("host-cached").
+        `share` is the fraction of the frames that only this array uses; with None, the array shares the frames that no
+        array has for itself. `host` is the address of the data in shared memory if the cache reads from there
+        ("host-cached").
         """
         self.bulk.stop()
         with self.lock:
@@ -206,8 +210,8 @@ class Cache:
     def detach(self, nsid: int) -> None:
         """Write an array's dirty pages back and remove it from the cache.
 
-        Launches on other arrays begin and end while this waits for commands, but not while it writes pages: that takes
-        as long as the timeout if the medium does not answer.
+        Launches on other arrays can begin and end while this method waits for commands, but not while it writes pages.
+        If the medium does not answer, the writing takes as long as the timeout.
         """
         until = None
         try:
@@ -282,8 +286,8 @@ class Cache:
     def view_words(self, nsid: int, flag: LaunchFlag | None = None) -> dict[str, int]:
         """Return the cache's members of a view, for a launch that has begun or for any launch.
 
-        `fully_resident` is 1 if all pages are in the cache. It is 0 in a view that may outlive an eviction, because its
-        launches do not begin on the cache.
+        `fully_resident` is 1 if all pages are in the cache. It is 0 in a view whose launches do not begin on the cache,
+        because such a view may outlive an eviction.
         """
         space = self._spaces[nsid]
         self._require_core()
@@ -335,7 +339,7 @@ class Cache:
     def begin(
         self, flag: LaunchFlag, nsid: int | None = None, *, stores: bool = True, keep_errors: bool = False
     ) -> CacheLaunch:
-        """Begin a launch on an array; raise the error of an earlier launch of that array in a stream, or keep it.
+        """Begin a launch on an array; raise the error of an earlier launch on it in a stream, unless `keep_errors`.
 
         The cache's own kernels have `stores` False: they leave the items of pages as they are.
         """
@@ -452,8 +456,8 @@ class Cache:
     def flush(self, nsid: int | None = None, *, is_clean: bool = False, keep_errors: bool = False) -> None:
         """Write dirty pages back (of one array, or all) and make them durable; then raise if pages are suspect.
 
-        With `is_clean` no page is dirty, and no kernel searches for dirty pages. Else the error of an earlier launch in
-        a stream is raised first, unless `keep_errors` leaves it to a later call.
+        `is_clean` states that no page is dirty, so no kernel searches for dirty pages. Otherwise, the error of an
+        earlier launch in a stream is raised first, unless `keep_errors` leaves it to a later call.
         """
         with self.lock:
             self.require_open()
@@ -504,7 +508,7 @@ class Cache:
         return self.bulk.prefetch(nsid, (first, min(end, first + self._spaces[nsid].pool.frames)), once=once)
 
     def pin(self, nsid: int, first: int, end: int) -> int:
-        """Read pages [first, end) and pin them for the host, which has no pin of them; return how many are pinned."""
+        """Read pages [first, end) and pin them for the host, which has not pinned them; return how many are pinned."""
         if end - first > 1:
             self.bulk.prefetch(nsid, (first, end)).exception()  # in long commands; the others are read on demand
         with self.layout_lock(nsid):

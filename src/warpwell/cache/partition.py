@@ -58,7 +58,7 @@ class FramePool:
     def is_residency_check_due(self, max_launches: int) -> bool:
         """Count a launch; return whether to check after it.
 
-        A check may cost a copy from the device, so it follows launches 1, 2, 4 and so on, and at the latest each
+        A check may cost a copy from the device, so it follows launches 1, 2, 4 and so on, with a maximum distance of
         `max_launches` launches.
         """
         if self.fully_resident or not self.direct_mapped:
@@ -129,7 +129,8 @@ class Partition:
         if self.table_bytes > max(budget // TABLE_FRACTION, SMALL_TABLE):
             raise errors.ArgumentError(
                 f"a page table of {base:,} pages of {page_size} bytes takes {format_size(self.table_bytes)}, more than "
-                f"half of the cache of {format_size(budget)}: choose a larger page_size or a larger cache"
+                f"half of the cache of {format_size(budget)}: choose a larger page_size, or a cache of at least "
+                f"{-(-TABLE_FRACTION * self.table_bytes // 1024)} KiB"
             )
         counted = 0 if self.table_bytes <= SMALL_TABLE else self.table_bytes
         all_pages = max(1, sum(space.pages for space in self.spaces))
@@ -186,9 +187,9 @@ class Partition:
             record[at.F_RING], record[at.F_RING_MASK], record[at.F_STASH_ROOM] = rings, room - 1, room
             record[at.F_CREDITS], record[at.F_CREDIT_MASK] = credits, n - 1
             record[at.F_RESIDENT] = int(pool.direct_mapped)
-            share, rest = divmod(pool.frames - 1, n)
-            words = memory[(credits - address) // 8 :: at.CREDIT_BYTES // 8]
-            words[:n] = share + (np.arange(n) < rest)
+            share, remainder = divmod(pool.frames - 1, n)
+            credits_of_cores = memory[(credits - address) // 8 :: at.CREDIT_BYTES // 8]
+            credits_of_cores[:n] = share + (np.arange(n) < remainder)
             rings += 8 * room
             credits += at.CREDIT_BYTES * n
         return memory

@@ -31,24 +31,24 @@ _NOUNS = (
 class Statistics:
     """Counters of a cache since it was created.
 
-    They count for the whole cache, which several arrays may share. `hits` and `bytes_wanted` slow every access down and
-    are counted only with ``stats="full"``; otherwise they are None.
+    All counters are for the whole cache, which several arrays may share. `hits` and `bytes_wanted` are counted only
+    with ``stats="full"``, because counting them slows every access down; otherwise they are None.
     """
 
     misses: int
-    """Pages brought in because a read or write needed them."""
+    """Pages that were loaded because a read or write needed them."""
     evictions: int
     writebacks: int
     """Dirty pages written to storage."""
     read_commands: int
-    """Read commands submitted; one may bring in several adjacent pages."""
+    """Submitted read commands. One command may load several adjacent pages."""
     write_commands: int
     bytes_read: int
     """Size of all pages read from storage, or from host memory in tier "host-cached"."""
     bytes_written: int
     prefetched: int
     prefetch_dropped: int
-    """Prefetches given up because ids or frames were short."""
+    """Prefetches that were dropped because no id or frame was free."""
     retries: int
     """Merged commands that failed and were repeated page by page."""
     hits: int | None = None
@@ -60,11 +60,11 @@ class Statistics:
     host_bytes: int = 0
     """Bytes of these reads."""
     uncounted: str = ""
-    """Accesses of an array that are not counted, and why; empty if all are counted."""
+    """Text that names the accesses of an array that are not counted, and why; empty if all accesses are counted."""
 
     @property
     def io_amplification(self) -> float | None:
-        """Bytes read from storage divided by bytes requested; None if the latter were not counted."""
+        """Bytes read from storage divided by requested bytes; None if requested bytes were not counted."""
         if not self.bytes_wanted:
             return None
         return self.bytes_read / self.bytes_wanted

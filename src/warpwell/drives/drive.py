@@ -30,8 +30,8 @@ ADMIN_ENTRIES = 32
 MIN_ENTRIES = 64
 """Entries of a queue whose ring fills a page of memory: the minimum of Warpwell's rings."""
 COMMAND_SECONDS = 30.0
-"""Time-out of an admin command, and of a read, write or flush of the host: the same as in Linux. Garbage collection may
-take a drive seconds, and a drive that fails may lose unflushed data."""
+"""Time-out of an admin command, and of a read, write or flush of the host: the same as in Linux. It is long because a
+drive's garbage collection may take seconds, and declaring a drive failed may lose unflushed data."""
 SHUTDOWN_SECONDS = 5.0
 """Minimum time-out of a shutdown, as in Linux."""
 QUIESCE_SECONDS = 5.0
@@ -39,7 +39,7 @@ QUIESCE_SECONDS = 5.0
 HOST_BYTES = 1 << 17
 """Largest read or write of the host, in bytes."""
 MIN_START_SECONDS = 1.0
-"""Minimum time-out of a start, also if the controller promises less: this process may wait for a processor."""
+"""Minimum time-out of a start, even if the controller promises less, because this process may wait for a processor."""
 MAX_QUEUES = 64
 """Queue pairs that a drive requests by default."""
 
@@ -62,7 +62,7 @@ class Drive:
     Parameters
     ----------
     transport : Transport
-        Access to the controller. The drive owns it: `close` closes it, and so does a failed constructor.
+        Access to the controller. The drive owns the transport: `close` closes it, and so does a constructor that fails.
     queues : int
         I/O queue pairs to request; the controller may grant fewer.
 
@@ -88,7 +88,7 @@ class Drive:
     Raises
     ------
     DriveError
-        The limits of the controller do not suffice, or it does not start.
+        The controller's limits are too small, or it does not start.
     DriveLostError
         The controller does not answer.
     """
@@ -202,7 +202,7 @@ class Drive:
         return self.transport.failure
 
     def stop(self) -> None:
-        """Stop the controller, failed or not: it never accesses the arena again, and the drive refuses everything.
+        """Stop the controller, failed or not. It never accesses the arena again, and the drive refuses every call.
 
         No launch may be in flight on its queues, and no doorbell forwarder may run.
 
@@ -236,16 +236,17 @@ class Drive:
     def recover(self) -> None:
         """Disable a failed controller, or reset it, and enable it again; do nothing if it has not failed.
 
-        Earlier namespaces, queues and media raise `DriveLostError`: take them from the drive again. Arrays that the
-        drive serves keep their caches; `Array.recover` calls this, and restores them. Unflushed data may be gone.
+        Namespaces, queues and media that were created before raise `DriveLostError`: create them again. Arrays that the
+        drive serves keep their caches; `Array.recover` calls this method, and then restores the array. Unflushed data
+        may be lost.
 
         Raises
         ------
         DriveLostError
-            The controller does not start (a QEMU that has ended never does), or a different drive answers. It has
-            failed as before; call `recover` again, or close it.
+            The controller does not start (a QEMU that has exited never does), or a different drive answers. The drive
+            stays failed; call `recover` again, or close it.
         DriveError
-            A thread still uses the drive; or a signal handler called this in the middle of a command.
+            A thread still uses the drive, or a signal handler called this method during a command.
         ForkError, ClosedError
         """
         transport = self.transport
@@ -471,7 +472,7 @@ class Drive:
         return queues, doorbells
 
     def release_pairs(self, queues: Sequence[int], generation: int) -> None:
-        """Delete I/O queue pairs after their last use. If the controller refuses, the drive fails."""
+        """Delete I/O queue pairs that are not used any more. If the controller refuses, the drive fails."""
         try:
             for qid in queues:
                 if self.failure is None:
@@ -590,7 +591,7 @@ class Namespace:
     writable : bool
         Whether the drive does not report the namespace as write-protected.
     guid : str
-        Globally unique identifier in hexadecimal: NGUID, else EUI-64; empty without either.
+        Globally unique identifier in hexadecimal: the NGUID, else the EUI-64, else empty.
     generation : int
         `Transport.generation` at construction. After a recovery of the drive, `read`, `write` and `flush` raise
         `DriveLostError`, because a flush would acknowledge writes to the previous generation.
@@ -703,7 +704,7 @@ class Namespace:
             self.write(first, padded)
 
     def sync(self) -> None:
-        """Flush. The drive fails if the flush fails, because dropped writes could not be repeated.
+        """Flush. If the flush fails, the drive fails, because writes that it has lost could not be repeated.
 
         Raises
         ------

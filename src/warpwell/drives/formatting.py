@@ -1,4 +1,4 @@
-"""`format_array` formats a namespace as an array. No other function of Warpwell writes to a namespace without one."""
+"""`format_array` formats a namespace as an array. No other function of Warpwell writes to an unformatted namespace."""
 
 from __future__ import annotations
 

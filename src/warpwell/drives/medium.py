@@ -189,7 +189,7 @@ class NamespaceMedium(PythonMedium):
 
 
 class DriveMedium(NamespaceMedium):
-    """A namespace of a drive as a medium: for arrays, and to stripe, replicate, slow down or fail.
+    """A namespace of a drive as a medium: for arrays, or as part of a striped, replicated or test medium.
 
     Commands of kernels use queue pairs of their own; `read`, `write` and `sync` use the pair of the host. If the drive
     fails, all of them fail from then on, and unsynced data may be lost.
@@ -197,7 +197,7 @@ class DriveMedium(NamespaceMedium):
     Parameters
     ----------
     namespace : Namespace
-        Its drive must stay open as long as the medium.
+        The namespace's drive must stay open as long as the medium.
     writable : bool, optional
         Default: whether the namespace is writable.
     queues : int
@@ -210,14 +210,14 @@ class DriveMedium(NamespaceMedium):
     Attributes
     ----------
     block : int
-        Bytes of a logical block; commands of kernels are multiples.
+        Bytes of a logical block. Commands of kernels are multiples of it.
     queues, depth : int
-        The granted numbers.
+        The numbers that the drive granted.
 
     Raises
     ------
     DriveError
-        The drive has no queue or no memory left, or refuses one.
+        The drive has no queue or memory left, or refuses a queue.
     DriveLostError
         The drive does not answer.
     ArgumentError, ReadOnlyError

@@ -92,7 +92,9 @@ class Superblock:
         body = bytearray(raw[:BYTES])
         body[12:16] = bytes(4)
         if len(raw) < BYTES or crc32c_of(bytes(body)) != checksum:
-            raise errors.FormatError(f"{name}: the superblock is damaged: format it again, or open it raw with dtype=")
+            raise errors.FormatError(
+                f"{name} has a damaged superblock: format the namespace again, or open it raw with dtype="
+            )
         if version != VERSION:
             raise errors.FormatError(f"{name}: superblock version {version}, this program knows {VERSION}: update it")
         if npy_at % 512 or npy_at < BYTES or npy_at + nbytes > capacity:

@@ -1,6 +1,6 @@
 """Every exception that Warpwell raises.
 
-Each is a `WarpwellError` and also the built-in that a caller would expect::
+Each exception is a `WarpwellError`, and also the built-in exception that a caller would expect::
 
     WarpwellError (Exception)
     ├── ArgumentError (ValueError)              an argument with a value that is not allowed
@@ -22,7 +22,7 @@ Each is a `WarpwellError` and also the built-in that a caller would expect::
     ├── DeviceNotFoundError (RuntimeError)      a device that this machine does not have
     ├── DriverBuildError (RuntimeError)         no C compiler for the layer below CUDA programs
     ├── StorageFullError (OSError)              no space left on the medium
-    ├── DriveError (OSError)                    a drive that refused a command, is in use, or cannot be used
+    ├── DriveError (OSError)                    a drive that refused a command, is in use or unusable
     │   └── DriveLostError (ConnectionError)    a drive that stopped answering, or broke the protocol
     ├── SchedulerError (RuntimeError)           a task that a scheduler could not run
     │   ├── TaskLostError                       a task that was lost with its device or process
@@ -42,11 +42,11 @@ Each is a `WarpwellError` and also the built-in that a caller would expect::
         ├── MediumError (OSError)               a command that completed with an error status
         └── StallError (TimeoutError)           no progress for as long as the watchdog waits
 
-A call that raises has created nothing. Device code never raises: it keeps (latches) its first error, every later read
-in that launch returns 0, and Python raises a `KernelError` when the launch has ended.
+A call that raises leaves nothing behind that it created. Device code never raises: it latches (keeps) its first error,
+and every later read in that launch returns 0. Python raises a `KernelError` when the launch has ended.
 
-The message says what happened and what to do next; the attributes say the same to programs. An attribute is None if its
-value is not known.
+The message describes what happened and what to do next; the attributes have the same information for programs. An
+attribute is None if its value is not known.
 """
 
 import errno as _errno
@@ -89,7 +89,7 @@ class ArgumentError(WarpwellError, ValueError):
 
 
 class ValueSizeError(ArgumentError):
-    """A value is larger than a store accepts, or differs in size from all values of its store.
+    """A value is larger than a store accepts, or does not have the size that all values of its store must have.
 
     Attributes
     ----------
@@ -134,14 +134,14 @@ class FormatError(WarpwellError, ValueError):
 
 
 class CorruptionError(FormatError):
-    """The bytes of a store differ from those that were written; nothing was changed.
+    """Bytes of a store differ from the bytes that were written. The call that found this has changed nothing.
 
     Attributes
     ----------
     path : str or os.PathLike
         The file.
     offset : int
-        Place in the file, in bytes.
+        Position in the file, in bytes.
     """
 
     offset: int | None = None
@@ -167,7 +167,7 @@ class MissingFileError(WarpwellError, FileNotFoundError):
     Attributes
     ----------
     path : str or os.PathLike
-        The file. (``filename`` stays None: it would change what str() prints.)
+        The file. (``filename`` stays None, because it would change the text of ``str(error)``.)
     """
 
     errno = _errno.ENOENT
@@ -195,9 +195,9 @@ class SharingError(WarpwellError, ValueError):
 
 
 class ForkError(SharingError):
-    """An array, device, scheduler or store was used in a process that was forked from its own.
+    """An array, device, scheduler or store was used in a process that was forked from the process that created it.
 
-    Of stores, those that are open for writing or on a device.
+    A store raises this only if it is open for writing or on a device.
     """
 
 
@@ -218,7 +218,7 @@ class KeyMissingError(WarpwellError, KeyError):
 
 
 class StoreFailedError(WarpwellError, OSError):
-    """A write or fsync of a store failed: it is read-only from then on. ``errno`` is EIO.
+    """A write or fsync of a store failed, and the store is read-only since then. ``errno`` is EIO.
 
     Attributes
     ----------
@@ -267,18 +267,18 @@ class QuotaError(ArgumentError):
 
 
 class CompileError(WarpwellError, TypeError):
-    """A kernel does not compile for arguments of these types; ``__cause__`` is the compiler's own error."""
+    """A kernel does not compile for the types of its arguments; ``__cause__`` is the compiler's own error."""
 
 
 class TransformError(ArgumentError):
-    """A kernel cannot be cut into blocks that are claimed one by one; it can still run whole.
+    """A kernel cannot be cut into blocks that are claimed one by one; it can still run unmodified.
 
     Attributes
     ----------
     construct : str
         The part of the kernel that prevents it.
     line : int
-        Its line in the kernel's file.
+        Line number of this part in the kernel's file.
     """
 
     construct: str | None = None
@@ -294,7 +294,7 @@ class DriveError(WarpwellError, OSError):
     Attributes
     ----------
     drive : str
-        Its address, for example ``"0000:04:00.0"``.
+        Address of the drive, for example ``"0000:04:00.0"``.
     namespace : int
         Namespace id.
     command : str
@@ -314,9 +314,9 @@ class DriveError(WarpwellError, OSError):
 
 
 class DriveLostError(DriveError, ConnectionError):
-    """A drive stopped answering, reported a fatal error, or broke the protocol; it is not used until it is recovered.
+    """A drive stopped answering, reported a fatal error, or broke the protocol. It is not used until it is recovered.
 
-    `Array.recover` starts the drive of an array again, and `Drive.recover` a drive.
+    `Array.recover` restarts the drive of an array, and `Drive.recover` restarts a drive.
     """
 
 
@@ -329,7 +329,7 @@ class KernelError(WarpwellError, RuntimeError):
     Attributes
     ----------
     array : str
-        Name of the array: its path if it has one.
+        Path of the array, or its name if it has no path.
     kernel : str
         Name of the kernel.
     """
@@ -378,7 +378,7 @@ class StallError(KernelError, TimeoutError):
     Attributes
     ----------
     seconds : float
-        How long there was no progress.
+        Time without progress, in seconds.
     """
 
     errno = _errno.ETIMEDOUT
@@ -398,7 +398,7 @@ class DeviceLostError(PoolError, ConnectionError):
     Attributes
     ----------
     device : int
-        Its index among the application's devices.
+        Index of the device among the application's devices.
     """
 
     device: int | None = None
@@ -425,7 +425,7 @@ class AgentError(PoolError):
     Attributes
     ----------
     agent : str
-        The agent and its host.
+        Name of the agent and of its host.
     """
 
     agent: str | None = None
@@ -455,7 +455,7 @@ class SchedulerError(WarpwellError, RuntimeError):
 
 
 class TaskLostError(SchedulerError):
-    """The device or process that ran a task died, and the task's input was lost with it."""
+    """The device or process that ran a task died, and with it the task's input was lost."""
 
 
 class TaskMemoryError(SchedulerError, MemoryError):
@@ -471,7 +471,7 @@ class MessageSizeError(ServiceError, ValueError):
 
 
 class TurnTimeoutError(WarpwellError, TimeoutError):
-    """A turn at a GPU did not come in the time that its caller would wait.
+    """A turn at a GPU could not begin within the timeout that its caller gave.
 
     Attributes
     ----------

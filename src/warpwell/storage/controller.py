@@ -36,7 +36,7 @@ _MAX_THREADS = 64
 
 @dataclass
 class _Client:
-    """Queue pairs that are served, their first port, and the number of their launches in flight."""
+    """Queue pairs that the controller serves, their first port, and the number of their launches in flight."""
 
     pairs: QueuePairs
     first: int
@@ -44,28 +44,28 @@ class _Client:
 
 
 class Controller:
-    """Serves the commands of queue pairs: of blocks from media, and of keys and values from stores.
+    """Serves the commands of queue pairs: block commands from media, and key-value commands from stores.
 
     Threads run native code without Python's global interpreter lock: they poll doorbells, decode commands, move data
-    and post completions, round-robin over the ports. All controllers of a process share its I/O threads
-    (`io_threads`), which park while no launch is in flight. Of a medium written in Python one thread at a time runs
-    the code; `python_served` lists such media.
+    and post completions, round-robin over the ports. All controllers of a process share its I/O threads (`io_threads`),
+    which park while no launch is in flight. The code of a medium written in Python is run by one thread at a time.
 
-    Queue pairs of several devices may be served (`add_pairs`), each with a weight: if commands wait in several rings,
-    rings are served in proportion to their weights. Without a `window` each thread goes round the rings by itself.
+    A controller may serve queue pairs of several devices (`add_pairs`), each with a weight: if commands wait in several
+    rings, the rings are served in proportion to their weights. Without a `window`, each thread goes through the rings
+    independently.
 
     Parameters
     ----------
     pairs : QueuePairs
     threads : int
-        Most service threads that serve this controller at once.
+        Maximum number of service threads that serve this controller at once.
     spin : bool
         Never sleep while a launch is in flight (for machines with cores to spare).
     interpreted : bool
         Start no threads: the `interp` target calls `services` between the steps of its logical threads.
     window : int
-        Maximal number of commands in flight, over all queues; other commands wait in their rings, and threads share all
-        rings. A drive's queue depth is a good choice. 0: no bound.
+        Maximum number of commands in flight, over all queues. Further commands wait in their rings, and all threads
+        serve all rings together. A drive's queue depth is a good choice. 0: no limit.
     weight : int
         Weight of the queues of `pairs`; see `add_pairs`.
     """
@@ -81,7 +81,9 @@ class Controller:
         weight: int = 1,
     ) -> None:
         if window < 0:
-            raise errors.ArgumentError(f"window is {window}: a number of commands, or 0 for no bound", name="window")
+            raise errors.ArgumentError(
+                f"window must be a number of commands, or 0 for no bound, got {window}", name="window"
+            )
         self.pairs = pairs
         self.interpreted = interpreted
         self._max_threads = max(1, min(threads, _MAX_THREADS))
@@ -114,8 +116,8 @@ class Controller:
         ----------
         pairs : QueuePairs
         weight : int
-            Number of commands served from each of its queues for one command of a queue with weight 1, if both wait; 1
-            to `MAX_WEIGHT`.
+            Number of commands that are served from each queue of `pairs` for each command of a queue with weight 1, if
+            commands wait in both; 1 to `MAX_WEIGHT`.
 
         Raises
         ------
@@ -174,7 +176,7 @@ class Controller:
 
     @property
     def threads(self) -> int:
-        """Most service threads that serve this controller at once: at most the number of queues."""
+        """Maximum number of service threads that serve this controller at once; not above the number of queues."""
         return min(self._max_threads, sum(c.pairs.count for c in self._clients) or 1)
 
     @property
@@ -213,8 +215,8 @@ class Controller:
         Parameters
         ----------
         functions : NativeMedium
-            Native functions that check and run commands. The controller checks nothing but the namespace. The bits of
-            a tag above 15 are the index of the queue.
+            Native functions that check and run commands. The controller itself checks only the namespace. The bits of a
+            tag above 15 are the index of the queue.
         owner : object, optional
             Object that the functions work on; it is kept alive while the namespace is served.
 
@@ -244,7 +246,8 @@ class Controller:
     def detach(self, nsid: int) -> None:
         """Stop serving a namespace; later commands to it get an error status.
 
-        Then no thread is in a function of the medium or store any more, unless one has not come back for five seconds.
+        After this call, no thread is in a function of the medium or store, except for threads that have not returned
+        from one for 5 s.
         """
         with self._lock:
             self._records[nsid, native.NS_START] = 0
@@ -292,12 +295,6 @@ class Controller:
     def commands(self) -> int:
         """Commands received so far, of all namespaces."""
         return sum(int(c.pairs.ports[:, at.P_SQ_HEAD].sum()) for c in [*self._clients, *self._retired])
-
-    @property
-    def python_served(self) -> list[str]:
-        """Names of the media that Python serves, which is slow."""
-        media = [owner for owner, _ in self._served.values() if isinstance(owner, Medium)]
-        return [medium.name for medium in media if medium.native() is None]
 
     # -- service --------------------------------------------------------------------------------------------
 
@@ -393,7 +390,7 @@ class HostThreads:
     Parameters
     ----------
     threads : int, optional
-        Most of the process's service threads that serve the cache at once.
+        Maximum number of the process's service threads that serve the cache at once.
     """
 
     lists = False

@@ -77,9 +77,9 @@ SHORT = -1
 class FileMedium(Medium):
     """A file or block device.
 
-    Transfers bypass the page cache (O_DIRECT) if the file system allows it: aligned reads, and writes of whole 4 KiB.
-    Others use the page cache, and so do reads of cached pages of a file that is only read (Linux 6.5). A file
-    in memory (tmpfs) that is only read is mapped and copied from there, twice as fast as by pread and more.
+    Aligned reads, and writes of whole 4 KiB pages, bypass the page cache (O_DIRECT) if the file system allows it. All
+    other transfers use the page cache, and so do reads of cached pages if the file is opened read-only (Linux 6.5). A
+    read-only file in memory (tmpfs) is mapped, and reads copy from the mapping, at least twice as fast as pread.
 
     Parameters
     ----------
@@ -88,13 +88,13 @@ class FileMedium(Medium):
         mount it.
     writable : bool
     direct : bool, optional
-        False: use the page cache. True: raise if the file system does not support O_DIRECT, and read from the drive
-        what the page cache holds, too. Default: O_DIRECT if possible.
+        False: use the page cache. True: raise an error if the file system does not support O_DIRECT, and read from the
+        drive even data that is in the page cache. Default: O_DIRECT if possible.
     ring : bool
         True: direct transfers use io_uring, if it is allowed and the file is not in memory (tmpfs). False: they use
         pread and pwrite.
     nbytes : int, optional
-        Minimal size of the file; also the medium's capacity.
+        Minimum size of the file, which is also the medium's capacity.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ class FileMedium(Medium):
     ring : bool
         Whether commands go through io_uring.
     bulk_reads : str
-        Method of long reads into the memory of a GPU, after the first one; it is part of the description.
+        Method of long reads into GPU memory, known after the first such read; part of the description.
 
     Raises
     ------
@@ -114,9 +114,9 @@ class FileMedium(Medium):
     FormatError
         The path is a directory or a pipe, the file is shorter than `nbytes`, or no medium is in the device.
     SharingError
-        The block device is to be written, and is mounted or claimed by another program.
+        `writable` is true, and the block device is mounted or claimed by another program.
     ReadOnlyError
-        The block device is to be written, and is read-only.
+        `writable` is true, and the block device is read-only.
     ArgumentError
         `direct` is True and not possible.
     OSError
@@ -227,7 +227,7 @@ class FileMedium(Medium):
         return int(self._state.words[MAPPED])
 
     def require_memory(self) -> None:
-        """Raise MediumError if the file was cut while it was read where it is mapped."""
+        """Raise MediumError if the file was truncated while its mapping was read."""
         cut = int(self._state.words[CUT])
         if cut and ctypes.c_int64.from_address(cut).value:
             raise self._failed(READ, 0, SHORT)
@@ -296,7 +296,7 @@ class FileMedium(Medium):
             )
 
     def close(self) -> None:
-        """Close the file. Commands in flight end first, or in 30 seconds; a forked process closes descriptors only."""
+        """Close the file; first wait up to 30 s for commands in flight. A forked process only closes descriptors."""
         # a forked process shares the state and the ring with the process that opened the file
         is_owner = os.getpid() == self._process
         if self._ring is not None and is_owner:

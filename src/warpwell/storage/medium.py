@@ -26,13 +26,14 @@ from .commands import BLOCK, C_BLOCK, C_BLOCKS, C_BUFFER, C_WORD0, COMMAND_BYTES
 class NativeMedium:
     """The native functions of a medium, for service threads that hold no interpreter lock.
 
-    ``start(state, command, tag)`` starts a command: a read or a write; `Medium.sync` flushes. `command` is the address
-    of the eight words of an NVMe command, which are valid until `start` returns; words 2 and 4 are undefined. Its range
-    is a multiple of the medium's block, and a read may reach past the end (`commands.decode_command`). `tag` is not
-    negative and has at most 56 bits. The function returns ``status | result << 16``, an NVMe status (0: success) and
-    dw0 of the completion, or `PENDING`.
-    After that ``complete(state, answer)`` returns True once for the command, with three words at `answer`: tag, status
-    and result. It returns False while no completion is due. Several threads call both functions concurrently.
+    ``start(state, command, tag)`` starts a read or a write; flushes are calls of `Medium.sync` instead. `command` is
+    the address of the eight words of an NVMe command, which are valid until `start` returns; words 2 and 4 are
+    undefined. The range of the command is a multiple of the medium's block, and a read may reach past the end of the
+    medium (`commands.decode_command`). `tag` is not negative and has at most 56 bits. If `start` completes the command,
+    it returns ``status | result << 16``, an NVMe status (0: success) and dw0 of the completion. Otherwise it returns
+    `PENDING`, and a later call of ``complete(state, answer)`` returns True for the command, once, and writes three
+    words to `answer`: tag, status and result. `complete` returns False while no completion is due. Several threads call
+    both functions concurrently.
 
     Attributes
     ----------
@@ -45,10 +46,10 @@ class NativeMedium:
     owner : object
         Object that holds the memory of `state`; the caller of the functions must keep it.
     memory : int
-        Address of the medium's first byte, for data in memory that `start` copies without waiting: answers to several
-        commands are then posted together. 0 for any other medium.
+        Address of the medium's first byte, if `start` copies its data in memory without waiting; else 0. The
+        completions of several commands are then posted together.
     non_blocking : bool
-        Whether `complete` only looks at memory and never waits: several completions are then posted together.
+        Whether `complete` only reads memory and never waits. Several completions are then posted together.
     """
 
     start: int
@@ -68,11 +69,11 @@ class Medium(ABC):
         Capacity in bytes. Reads past it return zeros; writes past it are dropped.
     writable : bool
     name : str
-        For messages: a path, or what kind of medium it is.
+        Name in messages: a path, or the type of the medium.
     description : str
         One line.
     emulated : bool
-        Whether times come from a model; reports mention it.
+        Whether the medium's times are simulated by a model. Reports mention this.
     block : int
         Ranges of native commands are multiples of this number of bytes.
     """
@@ -137,8 +138,8 @@ class Medium(ABC):
     def host_memory(self) -> int:
         """Return the address of the first byte, for reads without commands, if all bytes are in host memory; else 0.
 
-        Data read from there are right if `require_memory` raises nothing afterwards. It stays where it is as long as
-        this object lives.
+        Data read from there is correct if a later call of `require_memory` raises nothing. The address is valid as long
+        as this object lives.
         """
         return 0
 
@@ -147,7 +148,7 @@ class Medium(ABC):
         return
 
     def failure(self) -> Exception | None:
-        """Return why no command reaches the medium any more, or None: it replaces the error that a launch latched."""
+        """Return why commands cannot reach the medium any more, or None; replaces the error that a launch latched."""
         return None
 
     def __enter__(self) -> Medium:
@@ -179,9 +180,9 @@ def raw_bytes(data: NDArray[Any]) -> NDArray[np.uint8]:
 class PythonMedium(Medium):
     """Base of a medium written in Python: a subclass implements `read`, and optionally `write`.
 
-    Both are called only with ranges inside the medium: past the end this class fills reads with zeros and truncates
-    writes. An exception in them fails the command; its attribute ``status``, if any, is the NVMe status. One Python
-    thread serves such a medium, which is slow; statistics mention it.
+    Both methods are called only with ranges inside the medium: past the end, this class fills reads with zeros and
+    truncates writes. An exception in one of them fails the command; the exception's attribute ``status``, if any,
+    becomes the NVMe status. One Python thread serves such a medium, which is slow; statistics mention it.
 
     Parameters
     ----------

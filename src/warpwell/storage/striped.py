@@ -132,7 +132,7 @@ class MediumGroup(Medium):
         return next((text for m in self.media if (text := m.last_error()) is not None), None)
 
     def failure(self) -> Exception | None:
-        """Return why commands do not reach the media any more, or None: one that is striped failed, or all replicas."""
+        """Return why commands cannot reach the media any more (any striped medium or all replicas failed), or None."""
         found = [m.failure() for m in self.media]
         failed = [error for error in found if error is not None]
         return failed[0] if failed and (self._kind == STRIPED or len(failed) == len(found)) else None
@@ -147,14 +147,15 @@ def _description(media: list[Medium]) -> str:
 class Striped(MediumGroup):
     """Several media as one: stripe ``i`` is stored on medium ``i % n``, as its stripe ``i // n``.
 
-    A command that spans stripes is split. Closing it closes the media.
+    A command that spans stripes is split. Closing this medium closes the media.
 
     Parameters
     ----------
     media : sequence of Medium
-        1 to 60 media. The capacity ends at the first missing stripe, so the last medium may be smaller.
+        1 to 60 media. The capacity ends at the first stripe that a medium does not have, so the last media may be
+        smaller.
     stripe_bytes : int or str
-        Bytes of a stripe ("4KiB"), a multiple of 512; preferably of the page size.
+        Bytes of a stripe, also as text such as "4KiB": a multiple of 512, preferably of the page size.
 
     Raises
     ------
@@ -209,10 +210,10 @@ def _capacity(sizes: list[int], stripe: int) -> int:
 
 
 class Replicated(MediumGroup):
-    """The same bytes on several media: reads go to them in turn, writes to all.
+    """The same bytes on several media. Reads go to the media in turn, and writes go to all of them.
 
-    A failed read is tried on the other replicas. A write fails if it fails on any replica; a replica that missed a
-    write serves no more reads, unless all replicas missed one. Closing it closes the media.
+    A failed read is tried on the other replicas. A write fails if it fails on any replica. A replica that missed a
+    write serves no more reads, unless all replicas have missed a write. Closing this medium closes the media.
 
     Parameters
     ----------
@@ -222,7 +223,7 @@ class Replicated(MediumGroup):
     Raises
     ------
     ArgumentError
-        Their sizes differ.
+        The sizes of the media differ.
     """
 
     def __init__(self, media: Sequence[Medium]) -> None:

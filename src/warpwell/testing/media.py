@@ -1,6 +1,6 @@
 """MediumConformance: tests that every medium passes; a subclass makes the medium.
 
-Needs pytest. A subclass in a test module is collected as it is::
+The suite needs pytest, which collects a subclass in a test module::
 
     class TestMine(MediumConformance):
         def make(self, content, folder, writable):
@@ -41,10 +41,10 @@ class MediumConformance:
     BLOCK : int
         Bytes of a block of the medium (`Medium.block`).
     NBYTES : int
-        Capacity to test with: more than 40 blocks and less than 48, and, if the medium can have it, no multiple of a
-        block, so that there is a tail.
+        Capacity to test with: more than 40 blocks and less than 48. It should not be a multiple of a block if the
+        medium allows that, so that the last block is incomplete.
     TAG : int
-        Added to every tag that a medium gets: tags are opaque.
+        Value that is added to every tag that a medium gets, to check that it treats tags as opaque.
     """
 
     BLOCK = 512
@@ -57,7 +57,7 @@ class MediumConformance:
 
     @pytest.fixture
     def content(self) -> NDArray[np.uint8]:
-        """Bytes that differ everywhere."""
+        """Return random bytes from 1 to 255."""
         return np.random.default_rng(7).integers(1, 256, self.NBYTES, np.uint8)
 
     @pytest.fixture

@@ -26,11 +26,11 @@ from .tasks import ChunkedTask, WorkerGroup, worker_group
 from .tensors import Indices, Tensor, indices_on_gpu, on_a_gpu, row_indices, tensor_of
 
 MIN_SHARED_CHUNKS = 3
-"""Minimum number of chunks for the help of other threads."""
+"""Minimum number of chunks of a gather for which other threads help."""
 
 
 class Copier(Protocol):
-    """A strategy: copies the rows of a gather, chunk by chunk.
+    """An object that copies the rows of a gather, chunk by chunk.
 
     Attributes
     ----------
@@ -65,17 +65,20 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Futu
     array : Array
         A row is ``array[i]``: of any shape and any number of bytes.
     rows : array-like of int32 or int64
-        Row numbers, of one or more dimensions, in any order, 0 or more; duplicates are allowed. They are copied, unless
-        they are in GPU memory (of arrays on "cuda"): leave those alone until the gather is done.
+        Row numbers from 0, in an array of one or more dimensions, in any order; duplicates are allowed. The call copies
+        the row numbers, unless they are in GPU memory (for arrays on "cuda"): do not modify those until the gather is
+        done.
     out : array, optional
         Where to store the rows: C order, writable, shape ``(*rows.shape, *array.shape[1:])``, the array's dtype; a
-        NumPy array, or an array in host memory of a library that has DLPack, such as PyTorch (bfloat16 too). Of arrays
-        on "cuda": an array in the memory of the GPU, with DLPack or ``__cuda_array_interface__``. Leave it
-        alone until the gather is done. Default: a new NumPy array; bfloat16 as `Array` reads it; a `DeviceArray`.
+        NumPy array, or an array in host memory of a library that has DLPack, such as PyTorch (bfloat16 too). For arrays
+        on "cuda": an array in GPU memory, with DLPack or ``__cuda_array_interface__``. Do not use `out` until the
+        gather is done. Default: a new NumPy array (bfloat16 as `Array` reads it), or for arrays on "cuda" a new
+        `DeviceArray`.
     stream : optional
-        For arrays on "cuda": a stream of PyTorch, CuPy or numba-cuda. Its work so far is done before rows are read or
-        stored; default: the default stream. Of arrays that are all in memory (tiers "device" and "host") the whole
-        gather is in that stream, so that later work there may use `out` at once. Else `out` is used after `result`.
+        For arrays on "cuda": a stream of PyTorch, CuPy or numba-cuda. Rows are read and stored after the work that is
+        in the stream at the call. Default: the default stream. For arrays that are entirely in memory (tiers "device"
+        and "host"), the gather itself runs in that stream, so later work in the stream may use `out` at once. For other
+        arrays, wait for `result` before you use `out`.
 
     Returns
     -------
@@ -214,11 +217,12 @@ def begin(
     keep : object
         Keeps the memory at `address`, until the rows are copied.
     stream : LaunchStream, optional
-        For arrays on a GPU: the copy starts after its work so far.
+        For arrays on a GPU: the copy starts after the work that is in the stream at the call.
     borrowed : bool
-        Whether the caller may change `indices`: they are copied, unless the gather is done when this returns.
+        Whether the caller may change `indices` later. If so, they are copied, unless the gather is done when this
+        returns.
     report_bytes : callable
-        Is called at the end with the bytes of storage that were read ahead.
+        Called at the end with the number of bytes that were read ahead from storage.
     """
     array._require_readable()
     with interruptible(lambda: None) as interrupts:  # an array cannot be closed while a gather is half started

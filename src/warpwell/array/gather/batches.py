@@ -32,12 +32,12 @@ class RowBatches(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        """Return the rows of the next batch, a new array (a `DeviceArray` of arrays on "cuda").
+        """Return the rows of the next batch as a new array (a `DeviceArray` for arrays on "cuda").
 
         Raises
         ------
         IndexRangeError, MediumError, StallError
-            As the future of `gather`; the iteration is over.
+            See the future that `gather` returns. The iteration is over.
         """
         self._start_batches()
         if not self._pending:
@@ -93,8 +93,9 @@ class RowBatches(Iterator[Any]):
 def rows(array: Array, batches: Iterable[Any], ahead: int = 2) -> RowBatches:
     """Return an iterator over batches of rows; later batches are gathered while the caller uses the current one.
 
-    A batch is taken from `batches` early, and its rows are gathered (`gather`) into a new array, where they stay until
-    the caller drops it: the cache cannot evict them before they are used. `ahead` bounds that memory.
+    Each batch is taken from `batches` early, and its rows are gathered (`gather`) into a new array. They stay there
+    until the caller drops the array, so the cache cannot evict them before they are used. `ahead` bounds the memory of
+    these arrays.
 
     Parameters
     ----------
@@ -107,7 +108,7 @@ def rows(array: Array, batches: Iterable[Any], ahead: int = 2) -> RowBatches:
     Returns
     -------
     RowBatches
-        Yields NumPy arrays of shape ``(*rows.shape, *array.shape[1:])``, or `DeviceArray` of arrays on "cuda".
+        Yields NumPy arrays of shape ``(*rows.shape, *array.shape[1:])``, or `DeviceArray` for arrays on "cuda".
 
     Raises
     ------

@@ -1,7 +1,7 @@
-"""Bulk walks in kernels, which look up each page of a run of items once.
+"""Functions for kernels that walk a range of items, and look up each page of the range once.
 
-`fold`, `map` and `fill` walk the items [lo, hi) of arrays by flat indices in C order. No suffix: one thread walks them
-all; ``_warp`` and ``_block``: the threads of a warp or block share them.
+`fold`, `map` and `fill` walk the items [lo, hi) of arrays by flat indices in C order. In a function without a suffix,
+one thread walks all items; with the suffix ``_warp`` or ``_block``, the threads of a warp or block share the items.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ def fold(f: Any, start: Any, source: Any, lo: int, hi: int, *args: Any) -> Any:
     f : device function, `operator.add`, `min` or `max`
         It is compiled into the kernel. With a tuple of sources it is called as ``f(start, item0, item1, ..., *args)``.
     start : number or tuple
-        What `f` is given first. Its type is what `f` returns; give 0.0, not 0, for floats.
+        First argument of the first call of `f`. It must have the type that `f` returns: for floats, pass 0.0 and not 0.
     source : array, or tuple of up to four arrays
         Arrays on storage, NumPy and device arrays.
     lo, hi : int
-        Flat indices in C order. An array on storage checks them: an index out of range latches an error, as a
-        subscript does, and the items out of range are left out. Of other arrays they must be in range.
+        Flat indices in C order. An array on storage checks them: an index out of range latches an error, as a subscript
+        does, and items out of range are left out. For other arrays, the indices must be in range.
     *args
         Passed to `f`.
 
     Notes
     -----
-    Each item is read as by a subscript, and orders as little.
+    Each item is read as by a subscript, with the same memory order.
     """
     return _interpreted(_choose_fold, 0, f, start, source, lo, hi, *args)
 
@@ -52,8 +52,8 @@ def fold(f: Any, start: Any, source: Any, lo: int, hi: int, *args: Any) -> Any:
 def fold_warp(f: Any, start: Any, source: Any, lo: int, hi: int, *args: Any) -> Any:
     """Fold the caller's share of [lo, hi); return it (all converged threads of the warp, same `lo` and `hi`).
 
-    As `fold`, but each thread starts with its own `start` and returns what it made of its share; `reduce_warp`
-    combines them. Neighbouring threads take neighbouring items. On `cpu` and `interp` a warp is one thread.
+    This is like `fold`, but each thread starts with its own `start` and returns the result of its share; `reduce_warp`
+    combines the results. Neighbouring threads take neighbouring items. On `cpu` and `interp` a warp is one thread.
     """
     return _interpreted(_choose_fold, 1, f, start, source, lo, hi, *args)
 
@@ -66,7 +66,7 @@ def fold_indexed_warp(f: Any, start: Any, source: Any, lo: int, hi: int, *args: 
 def fold_block(f: Any, start: Any, source: Any, lo: int, hi: int, *args: Any) -> Any:
     """Fold the caller's share of [lo, hi); return it (all threads of the block, same `lo` and `hi`).
 
-    As `fold_warp`, for a block. It is no barrier.
+    This is like `fold_warp`, for a block. It is not a barrier.
     """
     return _interpreted(_choose_fold, 2, f, start, source, lo, hi, *args)
 
@@ -79,7 +79,7 @@ def map(f: Any, target: Any, source: Any, lo: int, hi: int, *args: Any) -> None:
     f : device function
         With a tuple of sources it is called as ``f(item0, item1, ..., *args)``.
     target : array
-        It may be the source.
+        The target may be the source itself.
     source : array, or tuple of up to four arrays
     lo, hi : int
         Flat indices in C order, of target and sources alike; see `fold`.
