@@ -23,9 +23,9 @@ class EmulatedDevice(Runtime):
     Parameters
     ----------
     bandwidth : float
-        Bytes a second of the copy engine, at most; a deadline for each copy keeps it, since short sleeps overshoot.
+        Maximum bytes per second of the copy engine, kept by a deadline for each copy, because short sleeps overshoot.
     jitter : float
-        Seconds at most that a copy or kernel begins late: streams overtake each other where nothing orders them.
+        Maximum delay of the start of a copy or kernel in seconds, so that unordered streams overtake each other.
     seed : int
         Of these times.
     """
@@ -46,10 +46,10 @@ class EmulatedDevice(Runtime):
 
     def staging(self, nbytes: int) -> NDArray[np.uint8] | None:
         """See `Runtime`; the memory is the calling thread's until it asks again."""
-        kept: NDArray[np.uint8] | None = getattr(self._thread, "staging", None)
-        if kept is None or kept.nbytes < nbytes:
-            kept = self._thread.staging = np.zeros(max(nbytes, 1), np.uint8)
-        return kept[:nbytes]
+        buffer: NDArray[np.uint8] | None = getattr(self._thread, "staging", None)
+        if buffer is None or buffer.nbytes < nbytes:
+            buffer = self._thread.staging = np.zeros(max(nbytes, 1), np.uint8)
+        return buffer[:nbytes]
 
     def drop_staging(self) -> None:
         """See `Runtime`."""
@@ -87,7 +87,7 @@ class EmulatedDevice(Runtime):
         super().fill(stream, to, item, count)
 
     def launch(self, stream: Any, launch: Any, arguments: Any) -> None:
-        """See `Runtime`. A kernel that fails is told of by the next synchronization of its stream."""
+        """See `Runtime`. The next synchronization of the stream reports a failed kernel."""
         run = super().launch
 
         def launched() -> None:
@@ -168,9 +168,9 @@ class _Engine:
             elif item:
                 to, source = item
                 time.sleep(self._device.chance.uniform(0, self._device.jitter))
-                begun = time.perf_counter()
+                start = time.perf_counter()
                 to[:] = source
                 self._device.copies += 1
-                self._free = max(begun, self._free) + to.nbytes / self._device.bandwidth
+                self._free = max(start, self._free) + to.nbytes / self._device.bandwidth
                 while (left := self._free - time.perf_counter()) > 0:
                     time.sleep(left if left > 1e-4 else 0)

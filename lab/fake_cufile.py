@@ -169,7 +169,7 @@ class FakeCuFile:
         size, in_flight = self.batches[batch]
         self._require(not in_flight and 0 < count <= size and flags == 0, "the batch is busy or too small")
         if self.allow_compat and not self.p2p:
-            self._require(len(self._in_flight()) + count <= COMPAT_BUFFERS, "the call would wait for ever for buffers")
+            self._require(len(self._in_flight()) + count <= COMPAT_BUFFERS, "the call would never get its buffers")
         reads = view_of(address, count * cufile.READ.itemsize, cufile.READ).copy()
         for read in reads:
             end = read["offset"] + read["nbytes"]

@@ -68,9 +68,9 @@ def store(results: list[schema.Result], name: str, folder: Path = RESULTS) -> li
 def measure(setting: runner.Setting, names: list[str], seconds: float, out: Path | None) -> list[schema.Result]:
     """Measure benchmarks until the time is spent; `out` is rewritten after each one."""
     results: list[schema.Result] = []
-    loaded, begun = machine.is_loaded(), time.perf_counter()
+    loaded, start = machine.is_loaded(), time.perf_counter()
     for name in names:
-        elapsed = time.perf_counter() - begun
+        elapsed = time.perf_counter() - start
         if elapsed > seconds:
             print(f"{name} skipped: {seconds:g} s have passed", flush=True)
             continue

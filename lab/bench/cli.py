@@ -16,11 +16,11 @@ def listing() -> str:
     """Return the names and summaries of all benchmarks."""
     rows = {name: summary for name, (_, summary) in (BENCHMARKS | SCRIPTS).items()}
     width = max(map(len, rows))
-    lines = [f"  {name:{width}}  {summary}" for name, summary in sorted(rows.items())]
+    text_lines = [f"  {name:{width}}  {summary}" for name, summary in sorted(rows.items())]
     return "\n".join(
         [
             "benchmarks (python -m lab bench NAME [--device --quick --repeat N --json FILE --compare FILE]):",
-            *lines,
+            *text_lines,
             "verbs: compare, baseline, page (each with --help)",
         ]
     )
@@ -67,10 +67,12 @@ def show(result: schema.Result) -> str:
             ]
         )
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    text_lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
     if result["busy"]:
-        lines.append("busy: other programs used this machine; the result cannot become a baseline")
-    return "\n".join(lines)
+        text_lines.append("busy: other programs used this machine; the result cannot become a baseline")
+    return "\n".join(text_lines)
 
 
 def run(argv: list[str]) -> int:

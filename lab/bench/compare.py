@@ -1,4 +1,4 @@
-"""Compare results: stored ones, or those of two revisions that run alternately."""
+"""Compare stored results, or results of two revisions that run alternately."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def against(
             raise SystemExit(f"revision {revision!r} has no lab/bench/runner.py; give a later one")
         sides = (tree, machine.ROOT)
         for name in names:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             try:
                 for root in sides:
                     runner.run_once(name, setting, root)
@@ -170,7 +170,7 @@ def against(
             except runner.CannotRunError as error:
                 print(f"skipped    {name}: {error}", file=sys.stderr)
                 continue
-            took = time.perf_counter() - begun
+            took = time.perf_counter() - start
             # Both sides met the same load, so the comparison holds on a busy machine, with a wider spread.
             for results, answer, root in ((bases, answers[0], tree), (news, answers[1], machine.ROOT)):
                 results.append(runner.result_of(name, setting, answer, busy=False, seconds=took, root=root))

@@ -1,9 +1,9 @@
-"""Reads a second of a drive that QEMU emulates, beside what QEMU's block layer and our own controller do on its file.
+"""Reads per second of a drive that QEMU emulates, compared with QEMU's block layer and our controller on its file.
 
 Reads of 4 KiB, all over an image that the page cache holds, at the same depth: by ``qemu-img bench`` (no controller),
 by `DriveMedium` alone, and by the file's own medium alone, which one thread drives; then by misses of a kernel through
 the drive's rings (`DriveController`), through `DriveMedium` and through our own controller on the file. On "cpu" at
-most 64 threads wait for misses, whatever the depth.
+most 64 threads wait for misses, at any depth.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def walk(a, count, mask, wrong):
 def qemu_img(path: Path, depth: int, count: int) -> float:
     """Return reads a second of ``qemu-img bench``."""
     program = ["qemu-img", "bench", "-f", "raw", "-i", "threads", "-t", "writeback", "-d", str(depth), "-c", str(count)]
-    said = subprocess.run(
+    output = subprocess.run(
         [*program, "-s", str(PAGE), "-S", str(12345 * PAGE), str(path)], capture_output=True, text=True, check=True
     ).stdout
-    found = re.search(r"completed in ([0-9.]+) seconds", said)
-    assert found, said
+    found = re.search(r"completed in ([0-9.]+) seconds", output)
+    assert found, output
     return count / float(found[1])
 
 
@@ -63,11 +63,11 @@ def medium_rate(medium: Medium, depth: int, count: int) -> float:
     spent = 0.0
     for k in (64, count):
         counter.words[0] = 0
-        begun = time.perf_counter()
+        start = time.perf_counter()
         failed = pump(
             native.start, native.complete, native.state, block.address, PAGE, pages, depth, k, counter.address, k
         )
-        spent = time.perf_counter() - begun
+        spent = time.perf_counter() - start
         if failed:
             raise SystemExit(f"{failed} reads failed: {medium.last_error()}")
     return count / spent
@@ -91,9 +91,9 @@ def kernel_rate(source: object, pages: int, depth: int, count: int) -> float:
         wrong = np.zeros(1, np.int64)
         walk[depth](a, 1, pages - 1, wrong)
         misses = a.stats.misses
-        begun = time.perf_counter()
+        start = time.perf_counter()
         walk[depth](a, count // depth, pages - 1, wrong)
-        spent = time.perf_counter() - begun
+        spent = time.perf_counter() - start
         if wrong[0]:
             raise SystemExit(f"{wrong[0]} items were wrong")
         return (a.stats.misses - misses) / spent

@@ -1,4 +1,4 @@
-"""Kernels of a GPU on an NVMe controller that somebody else wrote: right, and how fast, beside our own controller.
+"""Correctness and speed of GPU kernels on a third-party NVMe controller, compared with our controller.
 
 QEMU's controller carries out the commands in rings that the kernels fill; a native thread forwards their doorbells. In
 turn, with pages of 4, 8 and 64 KiB (one data pointer, two, and a list of them):
@@ -56,53 +56,53 @@ def scatter(a, where, values):
     a[where[i]] = values[i]
 
 
-def wrong(found: np.ndarray, expected: np.ndarray, what: str) -> None:
+def wrong(found: np.ndarray, expected: np.ndarray, label: str) -> None:
     """Stop where a kernel found something else."""
     bad = np.flatnonzero(found != expected)
     if bad.size:
         k = int(bad[0])
-        raise SystemExit(f"{what}: {bad.size} of {found.size} wrong, first item {k}: {found[k]}, not {expected[k]}")
+        raise SystemExit(f"{label}: {bad.size} of {found.size} wrong, first item {k}: {found[k]}, not {expected[k]}")
 
 
-def read_at_random(a: Any, data: np.ndarray, reads: int, device: str, what: str) -> float:
+def read_at_random(a: Any, data: np.ndarray, reads: int, device: str, label: str) -> float:
     """Check random reads in four launches; return misses a second of the last three."""
     rng = np.random.default_rng(1)
     misses = seconds = 0.0
     for part in range(4):
         where = rng.integers(0, data.size, reads // 4)
         out = np.zeros(where.size, np.int64)
-        before, begun = a.stats.misses, time.perf_counter()
+        before, start = a.stats.misses, time.perf_counter()
         gather[where.size](a, where, out, device=device)
-        wrong(out, data[where], what)
+        wrong(out, data[where], label)
         if part:  # the first one compiles
-            seconds += time.perf_counter() - begun
+            seconds += time.perf_counter() - start
             misses += a.stats.misses - before
     return misses / seconds
 
 
 def on_the_drive(path: Path, data: np.ndarray, page: int, reads: int, options: argparse.Namespace) -> dict[str, Any]:
     """Read, scan and write through the drive's rings; return what was found."""
-    device, what = options.device, f"pages of {page}"
-    given: dict[str, Any] = {"device": device, "cache": max(data.nbytes // 16, 64 * page), "page_size": page}
+    device, label = options.device, f"pages of {page}"
+    settings: dict[str, Any] = {"device": device, "cache": max(data.nbytes // 16, 64 * page), "page_size": page}
     with QemuDrive([QemuNamespace(path=path, block=4096)]) as qemu, qemu.open() as drive:
-        with ww.open(drive.namespace(1), merge=4, **given) as a:
-            rate = read_at_random(a, data, reads, device, f"random reads, {what}")
+        with ww.open(drive.namespace(1), merge=4, **settings) as a:
+            rate = read_at_random(a, data, reads, device, f"random reads, {label}")
             rung = a.cache.controller.forwarder.forwarded
-        # a quarter of the array: in fewer frames, pages of a command are evicted before their lanes read them
-        with ww.open(drive.namespace(1), merge=4, **given | {"cache": max(data.nbytes // 4, 64 * page)}) as a:
+        # A quarter of the array: in a smaller cache, pages of a command are evicted before their lanes read them.
+        with ww.open(drive.namespace(1), merge=4, **settings | {"cache": max(data.nbytes // 4, 64 * page)}) as a:
             step = page // 8
             out = np.zeros(data.size // step, np.int64)
             first_items[out.size](a, step, out, device=device)
-            wrong(out, data[::step], f"scan, {what}")
+            wrong(out, data[::step], f"scan, {label}")
             commands, pages = a.stats.read_commands, a.stats.bytes_read // page
             if device == "cuda" and page * 2 <= drive.max_transfer and commands * 2 > pages:
-                raise SystemExit(f"{what}: {commands} commands for {pages} pages: they were not merged")
-        with ww.open(drive.namespace(1), "r+", merge=4, **given) as a:
+                raise SystemExit(f"{label}: {commands} commands for {pages} pages: they were not merged")
+        with ww.open(drive.namespace(1), "r+", merge=4, **settings) as a:
             where = np.random.default_rng(2).permutation(data.size)[: reads // 10]
             data[where] = -where
             scatter[where.size](a, where, -where, device=device)
             a.flush()
-        wrong(np.fromfile(path, np.int64, offset=DATA_AT)[: data.size], data, f"writes, {what}")
+        wrong(np.fromfile(path, np.int64, offset=DATA_AT)[: data.size], data, f"writes, {label}")
         if drive.failure:
             raise SystemExit(str(drive.failure))
     return {"misses a second": rate, "doorbells": rung, "pages": pages, "commands": commands}
@@ -123,8 +123,8 @@ def on_the_file(path: Path, data: np.ndarray, page: int, reads: int, device: str
             page_size=page,
         ) as a,
     ):
-        whole = np.fromfile(path, np.int64)[: a.size]
-        return read_at_random(a, whole, reads, device, f"our controller, pages of {page}")
+        items = np.fromfile(path, np.int64)[: a.size]
+        return read_at_random(a, items, reads, device, f"our controller, pages of {page}")
 
 
 def main() -> None:
@@ -150,14 +150,14 @@ def main() -> None:
         for page in PAGES:
             reads = options.reads * 4096 // page // 4 * 4
             found = on_the_drive(path, data, page, reads, options)
-            ours = on_the_file(path, data, page, reads, options.device)
+            file_rate = on_the_file(path, data, page, reads, options.device)
             rows.append(
                 [
                     page,
                     reads,
                     found["misses a second"] / 1e3,
-                    ours / 1e3,
-                    found["misses a second"] / ours,
+                    file_rate / 1e3,
+                    found["misses a second"] / file_rate,
                     found["doorbells"],
                     found["pages"],
                     found["commands"],
@@ -167,7 +167,7 @@ def main() -> None:
         "page",
         "reads, all right",
         "K misses/s, drive",
-        "ours, on the file",
+        "our controller, on the file",
         "ratio",
         "doorbells",
         "pages scanned",

@@ -41,20 +41,20 @@ def pump(start, complete, state, buffers, nbytes, pages, depth, count, counter, 
     """Keep `depth` reads of random pages in flight until `count` were begun by all threads; return how many failed."""
     command = scratch(COMMAND_BYTES)
     answer = scratch(ANSWER_BYTES)
-    begun = fetch_add(counter, 1, SYSTEM)
+    number = fetch_add(counter, 1, SYSTEM)
     going = 0
     failed = 0
-    while begun < count or going > 0:
-        while going < depth and begun < count:
-            page = (begun * 0x9E3779B1 + salt) & (pages - 1)
-            slot = begun % depth
+    while number < count or going > 0:
+        while going < depth and number < count:
+            page = (number * 0x9E3779B1 + salt) & (pages - 1)
+            slot = number % depth
             encode_command(command, READ, page * nbytes, nbytes, buffers + slot * nbytes)
             status = call_start(start, state, command, slot)
             if status < 0:
                 going += 1
             elif status > 0:
                 failed += 1
-            begun = fetch_add(counter, 1, SYSTEM)
+            number = fetch_add(counter, 1, SYSTEM)
         while going > 0 and call_complete(complete, state, answer):
             going -= 1
             if word(answer, A_STATUS) != 0:
@@ -66,7 +66,7 @@ def pump(start, complete, state, buffers, nbytes, pages, depth, count, counter, 
 
 def fio_rate(program: str, path: Path, nbytes: int, depth: int, seconds: float) -> float:
     """Return fio's reads a second."""
-    said = subprocess.run(
+    output = subprocess.run(
         [
             program,
             "--name=read",
@@ -86,7 +86,7 @@ def fio_rate(program: str, path: Path, nbytes: int, depth: int, seconds: float) 
         check=True,
         timeout=60 + seconds,
     ).stdout
-    return float(json.loads(said[said.index("{") :])["jobs"][0]["read"]["iops"])
+    return float(json.loads(output[output.index("{") :])["jobs"][0]["read"]["iops"])
 
 
 def medium_rate(path: Path, nbytes: int, depth: int, seconds: float, ring: bool) -> float:
@@ -121,14 +121,14 @@ def medium_rate(path: Path, nbytes: int, depth: int, seconds: float, ring: bool)
                 )
                 for k in range(threads)
             ]
-            begun = time.perf_counter()
+            start = time.perf_counter()
             for worker in workers:
                 worker.start()
             for worker in workers:
                 worker.join()
             if any(failed):
                 raise SystemExit(f"{failed} reads failed: {medium.last_error()}")
-            return count / (time.perf_counter() - begun)
+            return count / (time.perf_counter() - start)
 
         first = reads(4 * depth, 1)  # compiles
         first = reads(2000, 2)

@@ -4,8 +4,9 @@ On a CPU the file is in the page cache, and `ww.gather` alternates with ``np.tak
 ``-o file=PATH`` (not on a tmpfs) also cold: each time in a fresh process, with no page of the file in memory, compared
 with random reads of 4 KiB of the same drive.
 
-On a GPU (needs PyTorch): rows in a cache and in device memory beside ``torch.index_select``, rows in pinned memory
-beside a copy, and rows in host memory beside ``np.take`` into pinned memory by all cores with overlapped copies.
+On a GPU (needs PyTorch): rows in a cache and in device memory compared with ``torch.index_select``, rows in pinned
+memory compared with a copy, and rows in host memory compared with ``np.take`` into pinned memory by all cores with
+overlapped copies.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def drop(path: Path) -> None:
     drop_file(path)
     left = in_memory(path)
     if left:
-        raise SystemExit(f"{left} pages of {path} stay in memory: use a file that nobody else has open")
+        raise SystemExit(f"{left} pages of {path} stay in memory: use a file that no other process has open")
 
 
 def numbers(file_rows: int, count: int, seed: int) -> Any:
@@ -56,7 +57,7 @@ def numbers(file_rows: int, count: int, seed: int) -> Any:
     return np.random.default_rng(seed).permutation(file_rows)[:count]
 
 
-def one(method: str, path: Path, row_bytes: int, count: int, seed: int) -> dict[str, float]:
+def measure_method(method: str, path: Path, row_bytes: int, count: int, seed: int) -> dict[str, float]:
     """Gather once in this process; return seconds, and bytes read from the drive."""
     shape = path.stat().st_size // row_bytes, row_bytes
     rows = numbers(shape[0], count, seed)
@@ -68,16 +69,16 @@ def one(method: str, path: Path, row_bytes: int, count: int, seed: int) -> dict[
     if method == "memmap":
         mapped = np.memmap(path, np.uint8, "r", shape=shape)
         mapped._mmap.madvise(mmap.MADV_RANDOM)
-        read, begun = io_bytes(), time.perf_counter()
+        read, start = io_bytes(), time.perf_counter()
         np.take(mapped, rows, axis=0, out=out, mode="clip")
     else:
-        # what is compiled is compiled before, and with it the first use of a cache
+        # compile the kernels and use a cache once before the measurement
         with ww.open(small, dtype="u1", device="cpu", **more) as a:
             ww.gather(a, np.arange(0, 1 << 20, 5000)).result()
         with ww.open(path, dtype="u1", shape=shape, device="cpu", **more) as a:
-            read, begun = io_bytes(), time.perf_counter()
+            read, start = io_bytes(), time.perf_counter()
             ww.gather(a, rows, out=out).result()
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     return {"seconds": seconds, "read": io_bytes() - read, "sum": int(out[:: max(1, count // 100)].sum())}
 
 
@@ -109,9 +110,11 @@ def cold(path: Path, row_bytes: int, turns: int, record: Record) -> None:
             count = 2_000 if method == "memmap" else 16_000
             drop(path)
             code = "import sys; from lab.bench import gather; gather.child(*sys.argv[1:])"
-            words = [method, str(path), str(row_bytes), str(count), str(turn)]
-            said = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
-            answer = json.loads(said.stdout)
+            arguments = [method, str(path), str(row_bytes), str(count), str(turn)]
+            process = subprocess.run(
+                [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+            )
+            answer = json.loads(process.stdout)
             each.append(count / answer["seconds"])
             if turn == 0:
                 read = answer["read"] / (count * row_bytes)
@@ -122,7 +125,7 @@ def cold(path: Path, row_bytes: int, turns: int, record: Record) -> None:
 
 def child(method: str, path: str, row_bytes: str, count: str, seed: str) -> None:
     """Gather once and print the answer."""
-    print(json.dumps(one(method, Path(path), int(row_bytes), int(count), int(seed))))
+    print(json.dumps(measure_method(method, Path(path), int(row_bytes), int(count), int(seed))))
 
 
 def warm(path: Path, row_bytes: int, record: Record) -> None:
@@ -157,34 +160,34 @@ def resident(items: Any, row_bytes: int, record: Record) -> None:
 
     model = items.reshape(-1, row_bytes // 8)
     count = min(len(model), (1 << 30) // row_bytes)
-    there = torch.as_tensor(model, device="cuda")
+    device_model = torch.as_tensor(model, device="cuda")
     rows = torch.randint(0, len(model), (count,), device="cuda")
-    some = rows % (len(model) * 2 // 5)
+    cached_rows = rows % (len(model) * 2 // 5)
     out = torch.empty((count, row_bytes // 8), dtype=torch.int64, device="cuda")
     options = {"device": "cuda", "dtype": "i8", "shape": model.shape}
 
     def opened(**more: Any) -> Any:
         return ww.open(ww.storage.RamMedium(model, writable=False), **options, **more)
 
-    def many(one: Any) -> Any:
-        return lambda: [one() for _ in range(8)]
+    def many(gather: Any) -> Any:
+        return lambda: [gather() for _ in range(8)]
 
     with (
-        opened(cache=2 * model.nbytes) as whole,
+        opened(cache=2 * model.nbytes) as full_cache,
         opened(cache=model.nbytes // 2) as part,
         opened(tier="device") as device,
     ):
-        whole.prefetch().result()
+        full_cache.prefetch().result()
         part.prefetch(0, len(model) * 2 // 5).result()
-        for a, numbers in ((whole, rows), (whole, rows), (part, some), (device, rows)):
+        for a, numbers in ((full_cache, rows), (full_cache, rows), (part, cached_rows), (device, rows)):
             ww.gather(a, numbers, out=out).result()
-            if not torch.equal(out, there[numbers]):
+            if not torch.equal(out, device_model[numbers]):
                 raise SystemExit(f"the rows are wrong: {a}")
         times = alternate(
             {
-                "index_select": many(lambda: torch.index_select(there, 0, rows, out=out)),
-                "cache": many(lambda: ww.gather(whole, rows, out=out)),
-                "partial cache": many(lambda: ww.gather(part, some, out=out).result()),
+                "index_select": many(lambda: torch.index_select(device_model, 0, rows, out=out)),
+                "cache": many(lambda: ww.gather(full_cache, rows, out=out)),
+                "partial cache": many(lambda: ww.gather(part, cached_rows, out=out).result()),
                 "device": many(lambda: ww.gather(device, rows, out=out)),
             },
             5,
@@ -197,7 +200,7 @@ def resident(items: Any, row_bytes: int, record: Record) -> None:
 
 
 def take_and_copy(model: Any, rows: Any, out: Any) -> Any:
-    """Return what gathers by `np.take` on all cores into pinned memory; each piece is copied beside the next."""
+    """Return a function that gathers by `np.take` on all cores into pinned memory; copies overlap with it."""
     from concurrent.futures import ThreadPoolExecutor
 
     import torch
@@ -206,21 +209,21 @@ def take_and_copy(model: Any, rows: Any, out: Any) -> Any:
     pool = ThreadPoolExecutor(cores)
     each = max(cores, (64 << 20) // model[0].nbytes // cores * cores)
     staging = [torch.empty((each, model.shape[1]), dtype=torch.int64, pin_memory=True) for _ in range(2)]
-    views = [one.numpy() for one in staging]
+    views = [buffer.numpy() for buffer in staging]
     events: list[Any] = [None, None]
 
-    def one_part(view: Any, some: Any) -> None:
-        np.take(model, some, axis=0, out=view, mode="clip")
+    def one_part(view: Any, part_rows: Any) -> None:
+        np.take(model, part_rows, axis=0, out=view, mode="clip")
 
     def run() -> None:
         for k, low in enumerate(range(0, len(rows), each)):
-            some, view = rows[low : low + each], views[k % 2]
+            part_rows, view = rows[low : low + each], views[k % 2]
             if events[k % 2] is not None:
                 events[k % 2].synchronize()
-            step = -(-len(some) // cores)
-            parts = [slice(at, min(at + step, len(some))) for at in range(0, len(some), step)]
-            list(pool.map(one_part, [view[part] for part in parts], [some[part] for part in parts]))
-            out[low : low + len(some)].copy_(staging[k % 2][: len(some)], non_blocking=True)
+            step = -(-len(part_rows) // cores)
+            parts = [slice(at, min(at + step, len(part_rows))) for at in range(0, len(part_rows), step)]
+            list(pool.map(one_part, [view[part] for part in parts], [part_rows[part] for part in parts]))
+            out[low : low + len(part_rows)].copy_(staging[k % 2][: len(part_rows)], non_blocking=True)
             events[k % 2] = torch.cuda.Event()
             events[k % 2].record()
 
@@ -237,7 +240,7 @@ def from_host(items: Any, row_bytes: int, record: Record) -> None:
     on_gpu = torch.as_tensor(rows, device="cuda")
     out = torch.empty((count, row_bytes // 8), dtype=torch.int64, device="cuda")
     pinned = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
-    there = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    device_buffer = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     options = {"device": "cuda", "dtype": "i8", "shape": model.shape}
     with (
         ww.open(ww.storage.RamMedium(model, writable=False), **options, tier="host") as host,
@@ -249,7 +252,7 @@ def from_host(items: Any, row_bytes: int, record: Record) -> None:
                 raise SystemExit(f"the rows are wrong: {a}")
         times = alternate(
             {
-                "copy": lambda: there.copy_(pinned, non_blocking=True),
+                "copy": lambda: device_buffer.copy_(pinned, non_blocking=True),
                 "take": take_and_copy(model, rows, out),
                 "ram": lambda: ww.gather(ram, rows, out=out).result(),
                 "host": lambda: ww.gather(host, rows, out=out).result(),

@@ -108,19 +108,19 @@ def batch_rates(path: str, target: str, nbytes: int, count: int, batch: int, **o
         stream = stream_on(target)
         times: tuple[list[float], list[float]] = ([], [])
         for k in keys:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             store.get_async(k).wait()
             half = time.perf_counter()
             store.get_many(k, out=rows)
             stream.copy(device.address, pinned.address, batch * nbytes)
             stream.wait()
-            times[0].append(half - begun)
+            times[0].append(half - start)
             times[1].append(time.perf_counter() - half)
         return tuple(rates(batch, t[4:]) for t in times)
 
 
 def overlap(path: str, target: str, count: int, batch: int) -> list[float]:
-    """Return seconds of a fetch and a computation together, divided by those of the longer one alone."""
+    """Return the time of a fetch and a computation together, divided by the longer of the two times alone."""
     rng = np.random.default_rng(1)
     sink = memory_for(target).allocate(8 << 16)
     threads = 1 << 18 if target == "cuda" else 1 << 10
@@ -130,17 +130,17 @@ def overlap(path: str, target: str, count: int, batch: int) -> list[float]:
             return store.get_async(rng.integers(0, count, batch))
 
         def run(rounds: int) -> float:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             compute[threads](sink.address, rounds, device=target)
-            return time.perf_counter() - begun
+            return time.perf_counter() - start
 
         fetch().wait()
         run(10)
         alone = []
         for _ in range(12):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             fetch().wait()
-            alone.append(time.perf_counter() - begun)
+            alone.append(time.perf_counter() - start)
         fetching = statistics.median(alone)
         rounds = 1000
         rounds = max(1, int(rounds * fetching / statistics.median(run(rounds) for _ in range(5))))
@@ -149,11 +149,11 @@ def overlap(path: str, target: str, count: int, batch: int) -> list[float]:
         future = fetch()
         future.wait()
         for _ in range(14):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             following = fetch()
             run(rounds)
             following.wait()
-            both.append(time.perf_counter() - begun)
+            both.append(time.perf_counter() - start)
         return [together / max(fetching, computing) for together in both[2:]]
 
 
@@ -164,15 +164,15 @@ def two_devices(path: str, count: int, threads: int, rounds: int) -> list[Any]:
     shape = {"queues": 2, "depth": 32, "value_bytes": None}
     probe = ww.kv.open(path, device="cuda:0", drive=lambda n: KeyValueLatency(n, **limits), threads=4, **shape)
     with probe:
-        one = _drive_rate([probe], count, threads, rounds)
-    limits["read_iops"] = 2 * one * 1e6
+        one_rate = _drive_rate([probe], count, threads, rounds)
+    limits["read_iops"] = 2 * one_rate * 1e6
     first = ww.kv.open(path, device="cuda:0", drive=lambda n: KeyValueLatency(n, **limits), threads=4, **shape)
     second = ww.kv.open(path, device="cuda:1", beside=first, **shape)
     alone = _drive_rate([first], count, threads, rounds)
     together = _drive_rate([first, second], count, threads, rounds)
     second.close()
     first.close()
-    return [2 * one, alone, together, together / alone]
+    return [2 * one_rate, alone, together, together / alone]
 
 
 def _drive_rate(stores: list[Any], count: int, threads: int, rounds: int) -> float:
@@ -189,9 +189,9 @@ def _drive_rate(stores: list[Any], count: int, threads: int, rounds: int) -> flo
             wrong = on_device("cuda", np.zeros(1, np.int64))
             retrieve_all[threads](stores[k], buffers, count - 1, 1, wrong)
             gate.wait()
-            begun = time.perf_counter()
+            start = time.perf_counter()
             retrieve_all[threads](stores[k], buffers, count - 1, rounds, wrong)
-            done[k] = time.perf_counter() - begun
+            done[k] = time.perf_counter() - start
             if int(wrong.copy_to_host()[0]):
                 raise SystemExit("values were wrong")
 
@@ -223,8 +223,8 @@ def run(setting: Setting, record: Record) -> None:
             path = make(folder, nbytes, count)
             common = (path, target, nbytes, count)
             for queues, service in shapes:
-                given = {"queues": queues, "threads": service, "depth": 1024}
-                found = kernel_rate(*common, threads, rounds, False, **given)
+                settings = {"queues": queues, "threads": service, "depth": 1024}
+                found = kernel_rate(*common, threads, rounds, False, **settings)
                 record(f"kernel/{nbytes}B/{queues} queues", found, "records/s")
             found = kernel_rate(*common, threads, rounds * 8, True, queues=8, depth=1024)
             record(f"cached/{nbytes}B", found, "records/s")

@@ -69,8 +69,8 @@ def rounds(opened: list, count: int, function: Callable[[object], float]) -> lis
 
 def record_rates(name: str, rates: list[list[float]], record: Record) -> None:
     """Record the rate of Warpwell, and the rates of the other systems."""
-    others = zip(available()[1:], rates[1:], strict=True)
-    peers = [(kind.name, metadata.version(PACKAGES[kind.name]), float(np.median(each))) for kind, each in others]
+    peer_rates = zip(available()[1:], rates[1:], strict=True)
+    peers = [(kind.name, metadata.version(PACKAGES[kind.name]), float(np.median(each))) for kind, each in peer_rates]
     record(name, rates[0], "1/s", peers=peers)
 
 
@@ -114,10 +114,10 @@ def gets(setting: Setting, nbytes: int, record: Record) -> None:
             raise SystemExit("the systems return different values")
 
         def once(system) -> float:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             for batch in batches[system.name]:
                 system.get_array(batch)
-            return count * GROUP / (time.perf_counter() - begun)
+            return count * GROUP / (time.perf_counter() - start)
 
         rates = rounds(opened, setting.option("rounds", 3), once)
     record_rates(f"get/{nbytes}B/batch{GROUP}", rates, record)

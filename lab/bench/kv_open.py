@@ -129,10 +129,10 @@ def measure(name: str, folder: Path, count: int, *, cold: bool = False) -> np.nd
 
 def _answers(processes: list[subprocess.Popen[str]]) -> list[str]:
     """Return the next line of each process."""
-    lines = [process.stdout.readline() if process.stdout else "" for process in processes]
-    if not all(lines):
+    outputs = [process.stdout.readline() if process.stdout else "" for process in processes]
+    if not all(outputs):
         raise SystemExit("a process failed before it had opened its store")
-    return lines
+    return outputs
 
 
 @benchmark("kv-open", figures=["open", "cold", "private", "hashed", "journal"])
@@ -160,8 +160,8 @@ def run(setting: Setting, record: Record) -> None:
 
     def add(figure: str, unit: str, found: dict[str, list[np.ndarray]], column: int, reduce: Any, goal: float) -> None:
         values = {name: [float(reduce(each[:, column])) for each in found[name]] for name in found}
-        others = [(name, metadata.version(PACKAGES[name]), float(np.median(values[name]))) for name in peers]
-        record(figure, values["Warpwell"], unit, better="lower", goal=goal, peers=others)
+        peer_values = [(name, metadata.version(PACKAGES[name]), float(np.median(values[name]))) for name in peers]
+        record(figure, values["Warpwell"], unit, better="lower", goal=goal, peers=peer_values)
         for name in ("hashed", "journal"):
             record(f"{name}/{figure}", values[name], unit, better="lower")
 

@@ -38,14 +38,14 @@ def measure(name: str, launch: Callable[[], object], wait: Callable[[], object],
     """Record the rates of five rounds."""
     issued, done = [], []
     for k in range(6):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(times if k else 10):
             launch()
-        returned = time.perf_counter() - begun
+        returned = time.perf_counter() - start
         wait()
         if k:
             issued.append(times / returned)
-            done.append(times / (time.perf_counter() - begun))
+            done.append(times / (time.perf_counter() - start))
     record(f"{name}/issued", issued, "1/s")
     record(f"{name}/done", done, "1/s")
 
@@ -64,8 +64,8 @@ def run(setting: Setting, record: Record) -> None:
             measure("storage", lambda: reads(first, items), lambda: None, times, record)
     device = ww.devices()[0]
     with device:
-        there = ww.to_device(first)
-        measure("pool", lambda: launch(there), device.synchronize, times, record)
+        on_device = ww.to_device(first)
+        measure("pool", lambda: launch(on_device), device.synchronize, times, record)
     with Scheduler() as scheduler:
         last: list[object] = []
 

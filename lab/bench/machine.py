@@ -141,8 +141,8 @@ class Load:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        begun, own, everyone = self._start
-        elapsed = max(1e-3, time.perf_counter() - begun)
+        start, own, everyone = self._start
+        elapsed = max(1e-3, time.perf_counter() - start)
         self.cpu_seconds = own_seconds() - own
         if everyone is not None and (now := cpu_seconds()) is not None:
             self.other_cores = max(0.0, (now - everyone - self.cpu_seconds) / elapsed)

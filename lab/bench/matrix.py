@@ -1,4 +1,4 @@
-"""How fast is Warpwell without a GPU, beside NumPy and Numba on a memmap of the same file, in one run?
+"""How fast is Warpwell without a GPU, compared with NumPy and Numba on a memmap of the same file in one run?
 
 A float32 matrix with rows of 1000 bytes. Kernels: norms of all rows, and sums of random blocks of 1 KiB. On the host: a
 row, and the whole matrix as a NumPy array. Rows that are compared take turns, so that a load on the machine meets all
@@ -89,27 +89,27 @@ def numba_blocks(a, where, out):
 def make(path: Path, nbytes: int) -> int:
     """Write the matrix unless it is there; return its rows."""
     rows = max(1, nbytes // (4 * COLUMNS))
-    wanted = 128 + rows * 4 * COLUMNS
-    if not path.exists() or path.stat().st_size != wanted:
-        some = np.random.default_rng(0).random((min(rows, 50_000), COLUMNS), np.float32)
+    file_bytes = 128 + rows * 4 * COLUMNS
+    if not path.exists() or path.stat().st_size != file_bytes:
+        block = np.random.default_rng(0).random((min(rows, 50_000), COLUMNS), np.float32)
         header = {"descr": "<f4", "fortran_order": False, "shape": (rows, COLUMNS)}
         with path.open("wb") as file:
             np.lib.format.write_array_header_1_0(file, header)
-            for start in range(0, rows, len(some)):
-                some[: rows - start].tofile(file)
+            for start in range(0, rows, len(block)):
+                block[: rows - start].tofile(file)
             file.flush()
             os.fsync(file.fileno())
     return rows
 
 
 def drop(*mapped: Any) -> bool:
-    """Drop the page cache, also what these mappings hold; return False where that is not allowed."""
+    """Drop the page cache and the pages of these mappings; return False if that is not allowed."""
     os.sync()
-    for one in mapped:
-        if isinstance(one, ww.Array):
-            one.evict()
+    for array in mapped:
+        if isinstance(array, ww.Array):
+            array.evict()
         else:
-            one._mmap.madvise(mmap.MADV_DONTNEED)  # the system drops no page that is mapped
+            array._mmap.madvise(mmap.MADV_DONTNEED)  # the system drops no page that is mapped
     try:
         Path("/proc/sys/vm/drop_caches").write_text("1")
     except OSError:
@@ -124,22 +124,22 @@ def turns(runs: dict[str, Callable[[], Any]], count: int, before: Callable[[], A
         for name, run in runs.items():
             if before is not None:
                 before()
-            begun = time.perf_counter()
+            start = time.perf_counter()
             run()
-            best[name] = min(best[name], time.perf_counter() - begun)
+            best[name] = min(best[name], time.perf_counter() - start)
     return best
 
 
 def scans(path: Path, rows: int, options: argparse.Namespace, cold: bool) -> dict[str, float]:
     """Norms of all rows."""
-    out, wanted = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
+    out, expected = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
     mapped = np.load(path, mmap_mode="r")
-    numba_norms(mapped[:8], wanted[:8])
+    numba_norms(mapped[:8], expected[:8])
     cached: dict[str, Any] = {"cache": options.cache}
     if options.page_size:
         cached["page_size"] = options.page_size
     opened = {"mapped": ww.open(path, device="cpu"), "storage": ww.open(path, device="cpu", **cached)}
-    runs: dict[str, Callable[[], Any]] = {"Numba on a memmap": lambda: numba_norms(mapped, wanted)}
+    runs: dict[str, Callable[[], Any]] = {"Numba on a memmap": lambda: numba_norms(mapped, expected)}
     for tier, a in opened.items():
         flat = a.reshape(a.size)
         norms[8](a, out)
@@ -149,7 +149,7 @@ def scans(path: Path, rows: int, options: argparse.Namespace, cold: bool) -> dic
             runs[f"{tier}, subscripts"] = lambda a=a: norms[rows](a, out)
     cleared = (lambda: drop(mapped, *opened.values())) if cold else None
     found = turns(runs, options.cold_runs if cold else options.runs, cleared)
-    np.testing.assert_allclose(out, wanted, rtol=1e-4)
+    np.testing.assert_allclose(out, expected, rtol=1e-4)
     for a in opened.values():
         a.close()
     return found
@@ -158,18 +158,18 @@ def scans(path: Path, rows: int, options: argparse.Namespace, cold: bool) -> dic
 def gathers(path: Path, nbytes: int, options: argparse.Namespace, cold: bool) -> dict[str, float]:
     """Sums of random blocks of 1 KiB."""
     where = np.random.default_rng(1).integers(0, nbytes // (4 * BLOCK) - 1, options.blocks)
-    out, wanted = np.zeros(len(where), np.float32), np.zeros(len(where), np.float32)
+    out, expected = np.zeros(len(where), np.float32), np.zeros(len(where), np.float32)
     mapped = np.load(path, mmap_mode="r")
     flat = mapped.reshape(-1)
-    numba_blocks(flat, where[:8], wanted)
-    a, b = (ww.open(path, device="cpu", **given) for given in ({}, {"cache": options.cache}))
-    runs: dict[str, Callable[[], Any]] = {"Numba on a memmap": lambda: numba_blocks(flat, where, wanted)}
+    numba_blocks(flat, where[:8], expected)
+    a, b = (ww.open(path, device="cpu", **options_of_array) for options_of_array in ({}, {"cache": options.cache}))
+    runs: dict[str, Callable[[], Any]] = {"Numba on a memmap": lambda: numba_blocks(flat, where, expected)}
     for name, array in (("mapped", a.reshape(a.size)), ("storage", b.reshape(b.size))):
         blocks[8](array, where, out)
         runs[name] = lambda array=array: blocks[len(where)](array, where, out)
     cleared = (lambda: drop(mapped, a, b)) if cold else None
     found = turns(runs, options.cold_runs if cold else options.runs, cleared)
-    np.testing.assert_allclose(out, wanted, rtol=1e-4)
+    np.testing.assert_allclose(out, expected, rtol=1e-4)
     a.close()
     b.close()
     return found
@@ -178,17 +178,17 @@ def gathers(path: Path, nbytes: int, options: argparse.Namespace, cold: bool) ->
 def on_host(path: Path, rows: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """A row, and everything, as NumPy arrays."""
     mapped = np.load(path, mmap_mode="r")
-    places = np.random.default_rng(2).integers(0, rows, 1000).tolist()
+    row_numbers = np.random.default_rng(2).integers(0, rows, 1000).tolist()
     with ww.open(path, device="cpu") as a, ww.open(path, device="cpu", cache=options.cache) as b:
 
         def each(row: Callable[[int], Any]) -> Callable[[], None]:
             def run() -> None:
-                for i in places:
+                for i in row_numbers:
                     row(i)
 
             return run
 
-        one = turns(
+        single_rows = turns(
             {
                 "memmap": each(lambda i: np.array(mapped[i])),
                 "memmap, not copied": each(lambda i: mapped[i]),
@@ -197,11 +197,14 @@ def on_host(path: Path, rows: int, options: argparse.Namespace) -> dict[str, dic
             },
             options.runs + 2,
         )
-        whole = turns(
+        full_reads = turns(
             {"np.load": lambda: np.load(path), "mapped": lambda: np.asarray(a), "storage": lambda: np.asarray(b)},
             options.runs,
         )
-    return {"a row": {name: seconds / len(places) for name, seconds in one.items()}, "everything": whole}
+    return {
+        "a row": {name: seconds / len(row_numbers) for name, seconds in single_rows.items()},
+        "everything": full_reads,
+    }
 
 
 def show(title: str, found: dict[str, float], unit: float = 1.0) -> dict[str, Any]:

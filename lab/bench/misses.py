@@ -1,7 +1,7 @@
 """Rates of misses by tier and page size, and of bulk reads, compared with a copy.
 
 Misses read unique pages at random, one command per page, from data many times larger than the cache. The storage tier
-is on host memory (`ram`), so the rates are those of queues, controller and transfers, not of a drive; with
+is on host memory (`ram`), so the rates measure queues, controller and transfers, and no drive; with
 ``-o drives=1,4`` also on emulated drives. The host tier reads records of 4 KiB, one warp per record. Bulk reads load
 everything: ``a.prefetch()``, ``a[:]`` and ``np.asarray(a)``.
 """
@@ -109,12 +109,12 @@ def copy_rates(target: str) -> list[float]:
 
     pinned = cuda.pinned_array(nbytes, np.uint8)
     pinned[:] = 1
-    there = cuda.device_array(nbytes, np.uint8)
+    device_array = cuda.device_array(nbytes, np.uint8)
     times = []
     for _ in range(4):
         start, end = cuda.event(), cuda.event()
         start.record()
-        there.copy_to_device(pinned)
+        device_array.copy_to_device(pinned)
         end.record()
         end.synchronize()
         times.append(cuda.event_elapsed_time(start, end) / 1000)

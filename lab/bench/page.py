@@ -29,6 +29,19 @@ SHOWN = {
 }
 """Figures of each benchmark that the page shows; a benchmark without any has no section there."""
 
+TITLES = {
+    "hits": "Cached reads",
+    "misses": "Cache misses",
+    "gather": "Rows by index",
+    "spans": "Runs of items",
+    "graphs": "Graphs",
+    "taxi": "Tables",
+    "kv-host": "Key-value stores",
+    "kv-device": "Key-value stores in kernels",
+    "sched-share": "Policies on one GPU",
+}
+"""Headings of benchmarks; others have their name."""
+
 
 def number(value: float) -> str:
     """Return a number with three digits and a decimal prefix."""
@@ -47,12 +60,12 @@ def is_shown(result: schema.Result, figure: dict[str, Any]) -> bool:
 
 
 def cell(figure: dict[str, Any]) -> str:
-    """Return a figure of a machine: the median, the share of its ceiling, the goal if it was missed, other systems."""
+    """Return a figure of a machine: the median, its share of the ceiling, the goal if it was missed, other systems."""
     runs, value, bound = figure["runs"], figure["value"], figure.get("ceiling")
     is_wide = max(abs(run - value) for run in runs) > abs(value) / 4
     parts = [("~" if is_wide else "") + number(value)]
     if bound and bound["value"]:
-        parts.append(f"{value / bound['value']:.2f} of {bound['id']}")
+        parts.append(f"{value / bound['value']:.2f}")
     if "goal" in figure and (value >= figure["goal"]) != (figure["better"] == "higher"):
         parts.append(f"missed goal {number(figure['goal'])}")
     parts += [f"{peer['name']} {number(peer['value'])}" for peer in figure.get("peers", [])]
@@ -65,9 +78,11 @@ def table(results: dict[str, schema.Result]) -> list[str]:
     for machine_name, result in results.items():
         for figure in result["figures"]:
             if is_shown(result, figure):
-                key = f"{figure['id'].partition('/')[2]} ({figure['unit']})"
+                bound = figure.get("ceiling")
+                unit = figure["unit"] + (f"; of {bound['id']}" if bound and bound["value"] else "")
+                key = f"{figure['id'].partition('/')[2]} ({unit})"
                 rows.setdefault(key, {})[machine_name] = cell(figure)
-    head = ["figure", *results]
+    head = ["figure", *(provenance(name, result) for name, result in results.items())]
     body = [[key, *(cells.get(each, "") for each in results)] for key, cells in rows.items()]
     formatted = ["| " + " | ".join(line) + " |" for line in (head, *body)]
     return [formatted[0], "|" + "---|" * len(head), *formatted[1:]]
@@ -78,19 +93,18 @@ def provenance(name: str, result: schema.Result) -> str:
     emulated = result["machine"].get("emulated") or []
     notes = [f"{name} {result['commit']}"]
     notes += ["emulated " + ", ".join(emulated)] if emulated else []
+    notes += ["full data"] if not result["options"].get("quick") else []
     return ", ".join(notes)
 
 
 def machines(folders: dict[str, list[schema.Result]]) -> list[str]:
     """Return the lines of a table of the machines."""
-    text = ["| machine | hardware | versions | dates |", "|---|---|---|---|"]
+    text = ["| machine | hardware | versions |", "|---|---|---|"]
     for name, results in folders.items():
         facts = results[0]["machine"]
         hardware = [facts.get("gpu"), f"{facts['cores']} cores of {facts['cpu']}" if facts.get("cpu") else None]
         versions = [f"{key} {facts[key]}" for key in ("python", "numpy", "numba", "numba_cuda") if facts.get(key)]
-        dates = sorted({result["date"] for result in results})
-        span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-        text.append(f"| {name} | {'; '.join(filter(None, hardware))} | {', '.join(versions)} | {span} |")
+        text.append(f"| {name} | {'; '.join(filter(None, hardware))} | {', '.join(versions)} |")
     return text
 
 
@@ -104,13 +118,10 @@ def render(folder: Path = RESULTS) -> str:
     for benchmark in [*(each for each in BENCHMARKS if each in measured), *sorted(measured - set(BENCHMARKS))]:
         found = {name: r for name, results in folders.items() for r in results if r["benchmark"] == benchmark}
         purpose = BENCHMARKS.get(benchmark, ("", ""))[1]
-        commits = "; ".join(provenance(name, result) for name, result in found.items())
-        if any(result["options"].get("quick") for result in found.values()):
-            commits += "; little data"
-        opening = f"{purpose[:1].upper()}{purpose[1:]}. " if purpose else ""
+        opening = f"`{benchmark}`: {purpose}." if purpose else f"`{benchmark}`"
         rows = table(found)
         if len(rows) > 2:
-            content += [f"## {benchmark}", "", f"{opening}Commits: {commits}.", "", *rows, ""]
+            content += [f"## {TITLES.get(benchmark, benchmark)}", "", opening, "", *rows, ""]
     return "\n".join(content).rstrip() + "\n"
 
 

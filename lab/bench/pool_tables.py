@@ -1,15 +1,15 @@
-"""The source's tables 1 and 2: matrix products and FFTs on a device of the pool, beside the same GPU used directly.
+"""The source's tables 1 and 2: matrix products and FFTs on a device of the pool and on the same GPU directly.
 
 Run it as ``python -m lab bench pool-tables``. The agent is another process on the same host, so the
-link is MPI's shared memory. Each time is that of operands to the device, the computation, and the result back:
+link is MPI's shared memory. Each time covers the operands to the device, the computation, and the result back:
 
 - *local pinned*, *local pageable*: CuPy in this process, from pinned and from ordinary arrays;
 - *lent*: the pool, with arrays of ``ww.pinned_empty``, which the agent registers;
 - *pipeline*, *one piece*: the pool with ordinary arrays, in a pipeline of chunks, and all of it in one chunk.
 
 Matrices are FP32, multiplied by a naive kernel and by cuBLAS; FFTs are of n rows of 1,024 complex64, by cuFFT. The
-model of *pipeline* is made of measured rates: the link's and the device's, in and out, the computation alone, and what
-a call takes that moves nothing.
+model of *pipeline* is made of measured rates: the link's and the device's, in and out, the computation alone, and the
+time of an empty call.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def seconds(run: Callable[[], object], bound: float, times: int = 9) -> float:
     if bound:
         run()
     found: list[float] = []
-    begun = time.perf_counter()
-    while len(found) < times and (not found or time.perf_counter() - begun < bound):
+    start = time.perf_counter()
+    while len(found) < times and (not found or time.perf_counter() - start < bound):
         at = time.perf_counter()
         run()
         found.append(time.perf_counter() - at)
@@ -66,13 +66,13 @@ def seconds(run: Callable[[], object], bound: float, times: int = 9) -> float:
 
 def local(compute: Callable[..., None], inputs: Sequence[Any], out: Any) -> Callable[[], None]:
     """Return a run on the GPU of this process; arrays in pinned memory are copied by the copy engine alone."""
-    there = [cupy.empty(a.shape, a.dtype) for a in (*inputs, out)]
+    on_device = [cupy.empty(a.shape, a.dtype) for a in (*inputs, out)]
 
     def run() -> None:
-        for to, a in zip(there, inputs, strict=False):
+        for to, a in zip(on_device, inputs, strict=False):
             to.set(a)
-        compute(*there)
-        there[-1].get(out=out)
+        compute(*on_device)
+        on_device[-1].get(out=out)
         cupy.cuda.Device().synchronize()
 
     return run
@@ -82,14 +82,14 @@ def pooled(
     device: Any, compute: Callable[..., None], inputs: Sequence[Any], out: Any, tuning: Tuning
 ) -> Callable[[], None]:
     """Return a run on a device of the pool."""
-    there = [device.empty(a.shape, a.dtype) for a in (*inputs, out)]
+    on_device = [device.empty(a.shape, a.dtype) for a in (*inputs, out)]
 
     def run() -> None:
         device.transfers = tuning
-        for to, a in zip(there, inputs, strict=False):
+        for to, a in zip(on_device, inputs, strict=False):
             to.copy_from(a)
-        compute(*there)
-        there[-1].copy_to_host(out)
+        compute(*on_device)
+        on_device[-1].copy_to_host(out)
 
     return run
 
@@ -108,22 +108,22 @@ def lent_like(a: Any) -> Any:
 
 
 class Rates:
-    """Measured rates in bytes a second, and what a call takes that moves nothing."""
+    """Measured rates in bytes per second, and the time of an empty call."""
 
     def __init__(self, device: Any) -> None:
         self._device = device
         self._data, self._lent = np.ones(LARGE, np.uint8), lent_like(np.ones(LARGE, np.uint8))
-        self._there = device.empty(LARGE, np.uint8)
+        self._device_buffer = device.empty(LARGE, np.uint8)
         self._found: list[dict[str, tuple[float, float]]] = []
         self.take()
 
-    def take(self, *, anew: bool = True) -> None:
-        """Measure; not `anew`: beside what was measured last, because rates of a host vary from second to second."""
-        device, data, lent, there = self._device, self._data, self._lent, self._there
+    def take(self, *, discards_earlier: bool = True) -> None:
+        """Measure, or average with earlier measurements, because rates of a host vary from second to second."""
+        device, data, lent, device_buffer = self._device, self._data, self._lent, self._device_buffer
 
         def into(a: Any) -> Callable[[], None]:
             def run() -> None:
-                there.copy_from(a)
+                device_buffer.copy_from(a)
                 device.synchronize()
 
             return run
@@ -131,51 +131,54 @@ class Rates:
         times: dict[str, tuple[float, float]] = {}
         device.transfers = Tuning(LARGE, pipelined=False)
         times["in"] = seconds(into(data), 0.2), seconds(into(lent), 0.2)
-        times["out"] = seconds(lambda: there.copy_to_host(data), 0.2), seconds(lambda: there.copy_to_host(lent), 0.2)
-        self._found = [times] if anew else [*self._found, times]
-        # one piece takes the time of the link and the device's; the lent way has the device's alone
-        whole, alone = ({way: statistics.mean(f[way][k] for f in self._found) for way in times} for k in (0, 1))
-        self.device = {way: LARGE / alone[way] for way in times}
-        self.link = {way: LARGE / (whole[way] - alone[way]) for way in times}
+        times["out"] = (
+            seconds(lambda: device_buffer.copy_to_host(data), 0.2),
+            seconds(lambda: device_buffer.copy_to_host(lent), 0.2),
+        )
+        self._found = [times] if discards_earlier else [*self._found, times]
+        # A staged copy takes the time of the link and of the device, a zero-copy transfer only that of the device.
+        total, alone = ({path: statistics.mean(f[path][k] for f in self._found) for path in times} for k in (0, 1))
+        self.device = {path: LARGE / alone[path] for path in times}
+        self.link = {path: LARGE / (total[path] - alone[path]) for path in times}
         self.call = seconds(device.synchronize, 0.2, 50)
 
-    def pipeline(self, nbytes: int, way: str) -> float:
+    def pipeline(self, nbytes: int, path: str) -> float:
         """Return the model's time of a pipelined copy: the slower stage for all, the other one for one chunk."""
         chunk = min(nbytes, PIPELINE.plan(nbytes).chunk)
-        rates = sorted((self.link[way], self.device[way]))
+        rates = sorted((self.link[path], self.device[path]))
         return nbytes / rates[0] + chunk / rates[1]
 
 
 def compare(
-    device: Any, rates: Rates, name: str, here: Any, away: Any, inputs: Sequence[Any], out: Any, bound: float
+    device: Any, rates: Rates, name: str, local_compute: Any, away: Any, inputs: Sequence[Any], out: Any, bound: float
 ) -> list[Any]:
     """Return times in every way, taken in turn, and how they relate; the model's rates are those before and after."""
     runs = {
-        "local pinned": local(here, [pinned_like(a) for a in inputs], pinned_like(out)),
-        "local pageable": local(here, inputs, out),
+        "local pinned": local(local_compute, [pinned_like(a) for a in inputs], pinned_like(out)),
+        "local pageable": local(local_compute, inputs, out),
         "lent": pooled(device, away, [lent_like(a) for a in inputs], lent_like(out), PIPELINE),
         "pipeline": pooled(device, away, inputs, out, PIPELINE),
         "one piece": pooled(device, away, inputs, out, Tuning(max(LARGE, out.nbytes), pipelined=False)),
     }
     rates.take()
-    taken: dict[str, list[float]] = {way: [] for way in runs}
+    seconds_of: dict[str, list[float]] = {path: [] for path in runs}
     if bound:
         for run in runs.values():
             run()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(15 if bound else 1):
-        for way, run in runs.items():
-            # what is short is repeated: the first one after others finds no cache as it left it
-            short = bool(taken[way]) and taken[way][-1] < SHORT
-            taken[way].append(seconds(run, SHORT if short else 0.0))
-        if len(taken["lent"]) >= 3 and time.perf_counter() - begun > len(runs) * bound:
+        for path, run in runs.items():
+            # repeat short calls, because the first call after other work has cold caches
+            short = bool(seconds_of[path]) and seconds_of[path][-1] < SHORT
+            seconds_of[path].append(seconds(run, SHORT if short else 0.0))
+        if len(seconds_of["lent"]) >= 3 and time.perf_counter() - start > len(runs) * bound:
             break
-    rates.take(anew=False)
-    found = {way: statistics.median(times) for way, times in taken.items()}
+    rates.take(discards_earlier=False)
+    found = {path: statistics.median(times) for path, times in seconds_of.items()}
     on_device = [cupy.asarray(a) for a in (*inputs, out)]
 
     def computed() -> None:
-        here(*on_device)
+        local_compute(*on_device)
         cupy.cuda.Device().synchronize()
 
     alone = seconds(computed, bound)
@@ -204,9 +207,9 @@ def main() -> None:
     print(
         f"{device.link}: "
         + ", ".join(
-            f"{way} {stage} {rate / 1e9:.2f} GB/s"
+            f"{path} {stage} {rate / 1e9:.2f} GB/s"
             for stage, of in (("link", rates.link), ("device", rates.device))
-            for way, rate in of.items()
+            for path, rate in of.items()
         )
         + f"; a call that moves nothing {1e6 * rates.call:.0f} us",
         flush=True,
@@ -240,14 +243,14 @@ def main() -> None:
         def naive(*arrays: Any) -> None:
             product[arrays[0].shape](*arrays)
 
-        for name, here, away in (
+        for name, local_compute, away in (
             ("cuBLAS", blas, lambda x, y, z: device.call(blas, x, y, z)),
             ("naive", naive, naive),
         ):
             if name == "naive" and n > 8192 and n != max(options.matrices):
                 continue  # seconds each
             bound = 0.0 if name == "naive" and n > 8192 else options.bound
-            rows.append(compare(device, rates, f"{name} {n}", here, away, (a, b), c, bound))
+            rows.append(compare(device, rates, f"{name} {n}", local_compute, away, (a, b), c, bound))
             print(*rows[-1], flush=True)
         np.testing.assert_allclose(c[0, :50], a[0] @ b[:, :50], rtol=1e-3)
     table("in, computed, out", columns, rows)

@@ -1,7 +1,7 @@
 """Two GPUs of a pool from one process: copies between them, independent work on both, and work that exchanges data.
 
 Run it as ``python -m lab bench pool-two`` on a host with two GPUs. Copies go from agent to agent,
-two processes; beside them the peer copy of one process that has both GPUs. Breadth-first searches from many sources
+two processes; compared with the peer copy of one process that has both GPUs. Breadth-first searches from many sources
 are independent; the subspace iteration multiplies half of a matrix on each GPU and exchanges the halves of its vectors.
 """
 
@@ -23,7 +23,7 @@ from warpwell import gpu
 
 @ww.kernel
 def level(rows, columns, depth, found, now):
-    """Reach the neighbours of what was reached at the last level."""
+    """Reach the neighbours of the vertices of the last level."""
     i = gpu.grid(1)
     if depth[i] == now:
         for k in range(rows[i], rows[i + 1]):
@@ -74,16 +74,16 @@ def copies(devices: Any) -> list[list[Any]]:
     """Return rates of copies from one GPU to the other, by size: from memory to memory, and by way of the host."""
     rows = []
     for size in (1 << 16, 1 << 20, 1 << 24, 1 << 28):
-        one, two = devices[0].empty(size, np.uint8), devices[1].empty(size, np.uint8)
-        one.fill(3)
+        source, two = devices[0].empty(size, np.uint8), devices[1].empty(size, np.uint8)
+        source.fill(3)
         back = devices[0].empty(size, np.uint8)
 
-        def copy(one: Any = one, two: Any = two) -> None:
-            two.copy_from(one)
+        def copy(source: Any = source, two: Any = two) -> None:
+            two.copy_from(source)
             two.device.synchronize()
 
-        def both(one: Any = one, two: Any = two, back: Any = back) -> None:
-            two.copy_from(one)
+        def both(source: Any = source, two: Any = two, back: Any = back) -> None:
+            two.copy_from(source)
             back.copy_from(two)
             devices[0].synchronize()
             devices[1].synchronize()
@@ -113,16 +113,16 @@ def peer(size: int, access: bool) -> float:
     if runtime.getDeviceCount() < 2:
         return float("nan")
     with cupy.cuda.Device(0):
-        one = cupy.ones(size, cupy.uint8)
+        source = cupy.ones(size, cupy.uint8)
     with cupy.cuda.Device(1):
         two = cupy.empty(size, cupy.uint8)
     for k in (0, 1) if access else ():
-        with cupy.cuda.Device(k), contextlib.suppress(runtime.CUDARuntimeError):  # it may be enabled
+        with cupy.cuda.Device(k), contextlib.suppress(runtime.CUDARuntimeError):  # peer access may already be enabled
             runtime.deviceEnablePeerAccess(1 - k)
     try:
 
         def run() -> None:
-            runtime.memcpyPeer(two.data.ptr, 1, one.data.ptr, 0, size)
+            runtime.memcpyPeer(two.data.ptr, 1, source.data.ptr, 0, size)
             for k in (0, 1):
                 with cupy.cuda.Device(k):
                     runtime.deviceSynchronize()
@@ -144,10 +144,10 @@ def burn(x, rounds):
     x[i] = v
 
 
-def beside(devices: Any) -> list[list[Any]]:
+def copy_during_kernel(devices: Any) -> list[list[Any]]:
     """Return times of a copy of 64 MiB between idle GPUs, and while a kernel fills one of them, in milliseconds."""
     size = 1 << 26
-    one, two = devices[0].empty(size, np.uint8), devices[1].empty(size, np.uint8)
+    source, two = devices[0].empty(size, np.uint8), devices[1].empty(size, np.uint8)
     rows = []
     for direct in (True, False):
         devices[0].transfers.direct = devices[1].transfers.direct = direct
@@ -163,7 +163,7 @@ def beside(devices: Any) -> list[list[Any]]:
                     burn[x.size, stream](x, 20_000)
                     time.sleep(2e-3)
                 at = time.perf_counter()
-                two.copy_from(one)
+                two.copy_from(source)
                 two.device.default_stream.synchronize()
                 found.append(1e3 * (time.perf_counter() - at))
                 if busy is not None:
@@ -187,21 +187,21 @@ def searches(devices: Any, scale: int, sources: int) -> list[list[Any]]:
     starts = [int(s) for s in rng.integers(0, n, sources)]
 
     def run(count: int) -> list[int]:
-        asked = [devices[k].call(search, *parts[k], starts[k::count]) for k in range(count)]
-        answers = [a.get(300) for a in asked]
+        futures = [devices[k].call(search, *parts[k], starts[k::count]) for k in range(count)]
+        answers = [a.get(300) for a in futures]
         return [answers[k % count][k // count] for k in range(sources)]
 
     assert run(1) == run(2)
     times = [[seconds(lambda: run(1), 1), seconds(lambda: run(2), 1)] for _ in range(5)]  # in turn: hosts vary
-    print("searches:", *(f"{one / two:.2f}" for one, two in times), flush=True)
-    one, two = statistics.median(t[0] for t in times), statistics.median(t[1] for t in times)
-    return [[f"{sources} searches, {m:,} edges", 1e3 * one, 1e3 * two, statistics.median(a / b for a, b in times)]]
+    print("searches:", *(f"{single / two:.2f}" for single, two in times), flush=True)
+    single, two = statistics.median(t[0] for t in times), statistics.median(t[1] for t in times)
+    return [[f"{sources} searches, {m:,} edges", 1e3 * single, 1e3 * two, statistics.median(a / b for a, b in times)]]
 
 
 def subspace(devices: Any, n: int, width: int, steps: int) -> list[list[Any]]:
     """Iterate ``V = A V``: on one GPU, and by halves of A's rows on two."""
     half = n // 2
-    whole = np.random.default_rng(2).random((n, width), np.float32)
+    start_vectors = np.random.default_rng(2).random((n, width), np.float32)
     results = {}
     times = {}
     for count in (1, 2):
@@ -210,7 +210,7 @@ def subspace(devices: Any, n: int, width: int, steps: int) -> list[list[Any]]:
         for k in range(count):
             matrices.append(devices[k].empty((part, n), np.float32))
             devices[k].call(_fill, matrices[k], k * part)
-        vectors = [devices[k].to_device(whole) for k in range(count)]
+        vectors = [devices[k].to_device(start_vectors) for k in range(count)]
         outs = [devices[k].empty((part, width), np.float32) for k in range(count)]
 
         def run(
@@ -229,7 +229,7 @@ def subspace(devices: Any, n: int, width: int, steps: int) -> list[list[Any]]:
 
         run()
         for k in range(count):
-            vectors[k].copy_from(whole)
+            vectors[k].copy_from(start_vectors)
         run()
         results[count] = vectors[0].copy_to_host()
         times[count] = seconds(run, 3)
@@ -264,9 +264,9 @@ def main() -> None:
     result["copies"] = copies(devices)
     names = ["size", "agent to agent", "both ways", "by the host", "both ways", "one process, no access", "with access"]
     table("GPU to GPU, GB/s", names, result["copies"])
-    result["beside"] = beside(devices)
-    names = ["way", "both idle", "sender busy", "receiver busy", "that kernel at least"]
-    table("a copy of 64 MiB beside a kernel that fills a GPU, ms", names, result["beside"])
+    result["during a kernel"] = copy_during_kernel(devices)
+    names = ["way", "both idle", "sender busy", "receiver busy", "minimum of that kernel"]
+    table("a copy of 64 MiB during a kernel that fills a GPU, ms", names, result["during a kernel"])
     result["jobs"] = searches(devices, options.scale, options.sources)
     print(*result["jobs"][-1], flush=True)
     result["jobs"] += subspace(devices, options.size, options.width, 10)

@@ -24,10 +24,10 @@ def program() -> str:
 
 def seconds(path: Path, cache: Path) -> tuple[float, float]:
     """Run a program with a cache folder; return CPU seconds of its processes and wall seconds."""
-    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     environment = os.environ | {"WARPWELL_CACHE_DIR": str(cache), "CUDA_CACHE_PATH": str(cache / "cuda")}
     subprocess.run([sys.executable, str(path)], env=environment, stdout=subprocess.DEVNULL, check=True)
-    wall, after = time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
+    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall
 
 

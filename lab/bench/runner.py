@@ -299,9 +299,9 @@ def measure(name: str, setting: Setting, repeat: int = 1, *, loaded: bool | None
     """
     busy = machine.is_loaded() if loaded is None else loaded
     start = time.perf_counter()
-    with machine.Load() as others:
+    with machine.Load() as load:
         answers = [run_once(name, setting) for _ in range(repeat)]
-    return result_of(name, setting, answers, busy=busy or others.busy, seconds=time.perf_counter() - start)
+    return result_of(name, setting, answers, busy=busy or load.busy, seconds=time.perf_counter() - start)
 
 
 def default_device() -> str:

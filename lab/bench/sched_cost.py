@@ -23,7 +23,7 @@ import numpy as np
 from lab.bench.sched_forms import Bench, Made
 from lab.bench.sched_share import kernels
 from lab.bench.timing import table
-from warpwell.scheduler import Kind
+from warpwell.scheduler.extend import Kind
 from warpwell.targets.blocks.control import CONTROL_WORDS, DONE, NEVER, STOP, fresh
 
 COUNTS = Path(__file__).parents[1] / "results/h200/sched/sched_counts_h200.json"

@@ -39,7 +39,7 @@ def spin(x, rounds):
     i = gpu.grid(1)
     value = np.float32(1.0)
     for _ in range(rounds):
-        for _ in range(16):  # unrolled: arithmetic, and not the loop's own
+        for _ in range(16):  # unrolled, so that arithmetic dominates the loop overhead
             value = value * np.float32(1.0001) + np.float32(1e-9)
     if i & 255 == 0 or value == 0:
         x[i >> 8] += 1
@@ -156,7 +156,7 @@ def overhead(bench: Bench, runs: int, sizes: dict[str, int]) -> list[list[Any]]:
     for name in PROGRAMS:
         size = sizes.get(name, WORKLOADS[name].large)
         apps = [make(name, size, "cuda") for _ in range(2)]
-        # the results first: each application runs each of its steps once, in another form
+        # First compare the results: each application runs each of its steps once, in different forms.
         for step in apps[0]:
             bench.seconds(Made(bench, step.launch, step.arguments).forms.start_plain)
         cuts = [Made(bench, step.launch, step.arguments) for step in apps[1]]
@@ -233,7 +233,7 @@ def latency(bench: Bench, name: str, counts: dict[float, int]) -> list[list[Any]
             made.forms.start(made.control, 0, resident, bench.stream, 1)
             event = bench.gpu.mark(bench.stream)
             bench.wait_seconds(2 * length + float(rng.uniform(0.1e-3, 0.4e-3)))
-            if len(lengths) < 20 and length < 5e-3:  # without a change: other kernels may slow it
+            if len(lengths) < 20 and length < 5e-3:  # measures without a change, because other kernels may slow it
                 before, at = bench.gpu.read_words(made.control, CONTROL_WORDS)[DONE], time.perf_counter()
                 bench.wait_seconds(max(5 * length, 0.3e-3))
                 after = bench.gpu.read_words(made.control, CONTROL_WORDS)[DONE]

@@ -22,9 +22,10 @@ import numpy as np
 
 from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.sched_forms import Bench, Made, spin
-from warpwell.scheduler import Decision, Kind, Launch, Profile, Scheduler, View
+from warpwell.scheduler import Profile, Scheduler
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.executors.launch_queues import LaunchQueue, LaunchQueues
+from warpwell.scheduler.extend import Decision, Kind, Launch, View
 from warpwell.scheduler.policies.order import FirstCome
 from warpwell.targets import zeros
 

@@ -36,7 +36,8 @@ class Kernel:
         step = next(s for s in self.app if s.name == name)
         self.name, self.kind = name, WORKLOADS[workload].kinds[name].value
         self.made = Made(bench, step.launch, step.arguments)
-        self.second_made = Made(bench, step.launch, step.arguments)  # the same once more, with a record of its own
+        # A second copy of the launch, with its own control record.
+        self.second_made = Made(bench, step.launch, step.arguments)
         for _ in range(2):
             bench.seconds(self.made.forms.start_plain)
         self.alone = min(bench.seconds(self.made.forms.start_plain) for _ in range(3))

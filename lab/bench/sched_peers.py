@@ -115,7 +115,7 @@ class Tenants:
 
     def play(self, items: Sequence[Item]) -> list[Played]:
         """Play a trace; see `play`."""
-        began = time.perf_counter() + 0.02  # the clock is the machine's
+        began = time.perf_counter() + 0.02  # all processes of the machine share this clock
         orders = [json.dumps({"begun": began, "items": [item for item in items if item[1] == kind]}) for kind in SIDES]
         first, second = self._send(orders)
         return [*first, *second]

@@ -26,7 +26,8 @@ import warpwell as ww
 from lab.bench.sched_forms import COPY_BYTES, copies
 from lab.bench.sched_share import logistic, stream
 from lab.bench.timing import machine, save, table
-from warpwell.scheduler import Log, Scheduler
+from warpwell.scheduler import Scheduler
+from warpwell.scheduler.extend import Log
 from warpwell.targets import memory_for, zeros
 from warpwell.targets.primitives import SYSTEM, clock_ns, load_acquire, store_relaxed
 
@@ -157,7 +158,7 @@ STEPS = ("arrive", "preempt", "stop", "launch")
 
 def steps(scheduler: Scheduler, name: str, start: list[float]) -> list[float]:
     """Return the median microseconds from submission to each of `STEPS`, by the log; 0 without such an event."""
-    # asked after the host's clock was read: the largest difference is the nearest
+    # The scheduler's clock is read after the host's, so the largest difference is the most accurate one.
     offset = max(time.perf_counter() - scheduler.inspect(lambda core: core.executor.now()) for _ in range(50))
     events = list(scheduler.log)
     tasks = [event.task for event in events if event.kind == "arrive" and event.name == name][-len(start) :]

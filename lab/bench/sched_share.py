@@ -30,15 +30,15 @@ from lab.bench.sched_forms import Bench, Made
 from lab.bench.sched_pairs import SHARES, together
 from lab.sched.bound import bound
 from lab.sched.policies import make_policy
-from lab.sched.rates import Matrix, Pair
+from lab.sched.rates import ClassTable, Matrix, Pair
 from lab.sched.recorded import WORKERS
 from lab.sched.replay import ReplayResult, replay
 from lab.sched.simulator import HostDelays, Simulator
 from lab.sched.workloads import WORKLOADS, make
-from warpwell.scheduler import Capacity, Core, Kind, Profile, Request, Task
+from warpwell.scheduler import Profile
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
+from warpwell.scheduler.extend import Capacity, Core, Kind, Request, Task
 from warpwell.scheduler.predict.learner import Learner
-from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.targets import to_host, zeros
 
 UNIT = np.float32(1)

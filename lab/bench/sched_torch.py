@@ -460,7 +460,7 @@ def main() -> None:
     if options.worker:
         worker(options.worker, Pretend if options.pretend else Torch)
         return
-    os.environ[BATCH] = str(options.batch)  # of the workers
+    os.environ[BATCH] = str(options.batch)  # the worker processes read it
     rows = Table(options.seconds, [float(load) for load in options.loads.split(",")], options.seed)
     try:
         measure(options, rows)

@@ -74,13 +74,13 @@ def validate(result: object, where: str = "result") -> Result:
     _check_fields(result, _RESULT, where)
     assert isinstance(result, dict)
     _require(result["schema"] == SCHEMA, f"{where} has schema {result['schema']}, expected {SCHEMA}")
-    seen: set[str] = set()
+    ids: set[str] = set()
     for figure in result["figures"]:
         _check_fields(figure, _FIGURE, f"{where}: a figure")
         name = f"{where}: figure {figure['id']!r}"
         _check_fields(figure, {key: kind for key, kind in _OPTIONAL.items() if key in figure}, name)
         _require(figure["id"].startswith(f"{result['benchmark']}/"), f"{name} must begin with the benchmark's name")
-        _require(figure["id"] not in seen, f"{name} occurs twice")
+        _require(figure["id"] not in ids, f"{name} occurs twice")
         _require(figure["better"] in ("higher", "lower"), f"{name}: 'better' must be 'higher' or 'lower'")
         _require(figure["runs"] and all(map(_is_number, figure["runs"])), f"{name}: 'runs' must be numbers")
         for peer in figure.get("peers", []):
@@ -89,7 +89,7 @@ def validate(result: object, where: str = "result") -> Result:
             _check_fields(figure["ceiling"], {"id": str, "value": (int, float)}, name)
         unknown = set(figure) - set(_FIGURE) - set(_OPTIONAL)
         _require(not unknown, f"{name} has unknown fields {sorted(unknown)}")
-        seen.add(figure["id"])
+        ids.add(figure["id"])
     return result
 
 

@@ -152,7 +152,7 @@ def device_array(items: int, target: str) -> Any:
 
 @functools.cache
 def make(function, registers):
-    """Return the kernel of a function with so many registers."""
+    """Return the kernel of a function with at most `registers` registers."""
     return kernel(function, max_registers=registers)
 
 

@@ -28,7 +28,7 @@ from warpwell import errors
 from warpwell.storage import raw_bytes
 
 SECTOR = 512
-"""Bytes that a power loss keeps or drops together."""
+"""Size in bytes of the unit that a power loss keeps or drops."""
 VERSIONS = 4
 """Contents of one unflushed sector that are kept, so that a power loss can leave an old one."""
 LONGEST = 32 << 20
@@ -51,17 +51,17 @@ READ, WRITE, DISCONNECT, FLUSH = 0, 1, 2, 3
 class NbdServer:
     """A disk in memory behind a Unix socket, for one client at a time; a thread of this process serves it.
 
-    A write lies in a volatile cache when it is acknowledged. A flush makes durable what was acknowledged when it
-    arrived, and nothing else. Requests that arrive together are carried out in a random order. If the client ends
+    An acknowledged write is in a volatile cache. A flush makes durable only the writes that were acknowledged when it
+    arrived. Requests that arrive together are executed in a random order. If the client ends
     without saying so (it was killed), power is lost: of each sector that was written and not flushed, the newest
     content stays with probability one half, and else an older one.
 
     Parameters
     ----------
     content : int or numpy.ndarray
-        Bytes of the disk, all zeros; or its content, whose bytes are copied. A multiple of 512 bytes.
+        Size of the disk in bytes, all zeros; or its content, which is copied. A multiple of 512 bytes.
     seed : int
-        Of the order of requests, and of what a power loss drops.
+        Seed of the order of requests, and of the sectors that a power loss drops.
     writable : bool
 
     Attributes
@@ -139,7 +139,7 @@ class NbdServer:
         return len(self._cache)
 
     def contents(self) -> NDArray[np.uint8]:
-        """Return what a client would read now; after `wait_alone`, what a killed client has left."""
+        """Return the content that a client would read; after `wait_alone`, the content after a killed client."""
         with self._lock:
             out = np.frombuffer(bytes(self._durable), np.uint8).copy()
             for sector, versions in self._cache.items():
@@ -147,7 +147,7 @@ class NbdServer:
             return out
 
     def wait_alone(self, seconds: float = 5.0) -> None:
-        """Wait until no client is connected, and what a killed one lost is lost.
+        """Wait until no client is connected and the losses of a killed client are applied.
 
         Raises
         ------
@@ -157,7 +157,7 @@ class NbdServer:
             raise TimeoutError(f"a client of {self.path} is connected after {seconds} s: end it first")
 
     def lose_power(self) -> None:
-        """Drop or keep each sector that is not flushed, at random; what is left is durable."""
+        """Drop or keep each sector that is not flushed, at random; make the result durable."""
         with self._lock:
             self.losses += 1
             for sector, versions in self._cache.items():
@@ -174,10 +174,10 @@ class NbdServer:
         """End the connection, the thread and the socket (idempotent): to a client, the disk fails from now on."""
         self._closed = True
         self.answering.set()
-        for one in (self._listener, self._connection):
-            if one is not None:
+        for endpoint in (self._listener, self._connection):
+            if endpoint is not None:
                 with contextlib.suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)  # wakes the thread; close alone would not
+                    endpoint.shutdown(socket.SHUT_RDWR)  # wakes the thread; close alone would not
         self._thread.join(10)
         self._listener.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -213,13 +213,13 @@ class NbdServer:
     def _negotiate(self, client: _Client) -> bool:
         """Agree with a client on the disk; return False if it only asked."""
         client.send(struct.pack(">QQH", NBD_MAGIC, OPTION_MAGIC, FIXED_NEWSTYLE | NO_ZEROES))
-        (flags,) = struct.unpack(">I", client.take(4))
+        (flags,) = struct.unpack(">I", client.read_exact(4))
         facts = struct.pack(">QH", self.nbytes, HAS_FLAGS | SEND_FLUSH | (0 if self.writable else READ_ONLY))
         while True:
-            magic, option, length = struct.unpack(">QII", client.take(16))
+            magic, option, length = struct.unpack(">QII", client.read_exact(16))
             if magic != OPTION_MAGIC or length > 1 << 16:
                 raise EOFError("no option of NBD")
-            client.take(length)  # the name of the disk, which has none, and what else the client asks for
+            client.read_exact(length)  # the disk name, which is empty, and requests for information
 
             def reply(kind: int, data: bytes = b"", option: int = option) -> None:
                 client.send(struct.pack(">QIII", REPLY_MAGIC, option, kind, len(data)) + data)
@@ -248,7 +248,8 @@ class NbdServer:
             together = list(self._arrived(client))
             self._random.shuffle(together)
             with self._lock:
-                covered = set(self._acknowledged)  # by a flush among them: nothing else was acknowledged when it came
+                # Sectors that a flush among them covers: those acknowledged before it arrived.
+                covered = set(self._acknowledged)
             for kind, cookie, offset, length, data in together:
                 self.answering.wait()
                 if kind == DISCONNECT:
@@ -264,15 +265,15 @@ class NbdServer:
     def _arrived(self, client: _Client) -> Iterator[tuple[int, int, int, int, bytes]]:
         """Wait for a request; yield it and those that have arrived with it, at most 64."""
         for number in range(64):
-            if number and not client.has(REQUEST.size):
+            if number and not client.has_bytes(REQUEST.size):
                 return
-            magic, _, kind, cookie, offset, length = REQUEST.unpack(client.take(REQUEST.size))
+            magic, _, kind, cookie, offset, length = REQUEST.unpack(client.read_exact(REQUEST.size))
             if magic != REQUEST_MAGIC or length > LONGEST:
                 raise EOFError("no request of NBD")
-            yield kind, cookie, offset, length, client.take(length) if kind == WRITE else b""
+            yield kind, cookie, offset, length, client.read_exact(length) if kind == WRITE else b""
 
     def _carry_out(self, kind: int, offset: int, length: int, data: bytes, covered: set[int]) -> tuple[int, bytes]:
-        """Carry out a request (with the lock); return an errno or 0, and what is read."""
+        """Execute a request (with the lock); return an errno or 0, and the data of a read."""
         if kind not in self.requests:
             return errno.EINVAL, b""
         self.requests[kind] += 1
@@ -311,22 +312,22 @@ def _sectors(offset: int, length: int) -> range:
 
 
 class _Client:
-    """What arrives from a client, and what is sent to it."""
+    """The received and sent bytes of a client."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.send = connection.sendall
         self._arrived = bytearray()
 
-    def has(self, nbytes: int) -> bool:
-        """Return whether so many bytes have arrived; wait for nothing."""
+    def has_bytes(self, nbytes: int) -> bool:
+        """Return True if `nbytes` bytes have arrived. Never blocks."""
         with contextlib.suppress(BlockingIOError):
             if len(self._arrived) < nbytes:
                 self._arrived += self.connection.recv(1 << 18, socket.MSG_DONTWAIT)
         return len(self._arrived) >= nbytes
 
-    def take(self, nbytes: int) -> bytes:
-        """Wait for so many bytes, and remove them."""
+    def read_exact(self, nbytes: int) -> bytes:
+        """Wait for `nbytes` bytes, and remove them from the buffer."""
         while len(self._arrived) < nbytes:
             got = self.connection.recv(max(1 << 18, nbytes - len(self._arrived)))
             if not got:

@@ -99,7 +99,7 @@ class QemuDrive:
     seconds : float
         How long one access to a register may take before the drive is lost.
     binary : str, optional
-        Path of QEMU. Default: what the environment variable ``WARPWELL_QEMU`` names, else ``qemu-system-x86_64``.
+        Path of QEMU. Default: the path in the environment variable ``WARPWELL_QEMU``, else ``qemu-system-x86_64``.
 
     Attributes
     ----------
@@ -110,7 +110,7 @@ class QemuDrive:
     Raises
     ------
     DeviceNotFoundError
-        QEMU is not installed; the message says what to install.
+        QEMU is not installed; the message names the package.
     DriveError
         QEMU does not start; the message has what it said.
 
@@ -141,35 +141,35 @@ class QemuDrive:
             raise errors.DeviceNotFoundError(why, device="nvme")
         self._seconds = seconds
         self._resources = contextlib.ExitStack()
-        self._mine = os.getpid()
+        self._owner_pid = os.getpid()
         self._transport: Callable[[], QtestTransport | None] = lambda: None
         with contextlib.ExitStack() as stack:
             self.arena = DmaArena(checked_nbytes(arena, "arena"))
             stack.callback(self.arena.close)
-            self._said = stack.enter_context(tempfile.TemporaryFile())
-            here, there = socket.socketpair()
-            stack.callback(here.close)
-            self._end = here
-            files = [there.fileno(), self.arena.fd]
-            with there, contextlib.ExitStack() as images:
+            self._output = stack.enter_context(tempfile.TemporaryFile())
+            own_end, qemu_end = socket.socketpair()
+            stack.callback(own_end.close)
+            self._end = own_end
+            files = [qemu_end.fileno(), self.arena.fd]
+            with qemu_end, contextlib.ExitStack() as images:
                 controller: dict[str, Any] = {"serial": serial}
                 if mdts is not None:
                     controller["mdts"] = mdts
                 if queues is not None:
                     controller["max_ioqpairs"] = queues
-                settings = self._settings(there.fileno(), subsystem, controller | (options or {}))
-                for k, one in enumerate(namespaces, 1):
-                    space = one if isinstance(one, QemuNamespace) else QemuNamespace(one)
+                settings = self._settings(qemu_end.fileno(), subsystem, controller | (options or {}))
+                for k, description in enumerate(namespaces, 1):
+                    space = description if isinstance(description, QemuNamespace) else QemuNamespace(description)
                     settings += _namespace(k, space, images, files)
-                self._process = _start([found, *settings], files, self._said)
+                self._process = _start([found, *settings], files, self._output)
             self.pid = self._process.pid
             self._pidfd = os.pidfd_open(self.pid)
             stack.callback(os.close, self._pidfd)
             stack.callback(_kill, self._process)
-            self._connect(START_SECONDS).close()  # it answers, or says why not
+            self._connect(START_SECONDS).close()  # QEMU answers, or this raises QEMU's own message
             self._resources = stack.pop_all()
-        # a drive that is open keeps this object: its transport may have to kill QEMU
-        self._dropped = weakref.finalize(self, _release, self._resources, self._mine)
+        # An open drive keeps a reference to this object, because its transport may have to kill QEMU.
+        self._dropped = weakref.finalize(self, _release, self._resources, self._owner_pid)
         self._dropped.atexit = False  # threads may be using it until the very end; QEMU ends with the process
 
     def _settings(self, end: int, subsystem: bool, options: dict[str, Any]) -> list[str]:
@@ -199,10 +199,10 @@ class QemuDrive:
 
     def _connect(self, seconds: float) -> QtestTransport:
         address = f"qemu:{self.pid}"
-        if os.getpid() != self._mine:
+        if os.getpid() != self._owner_pid:
             raise errors.ForkError(
-                f"drive {address} belongs to process {self._mine}, and this is {os.getpid()}, forked from it: start "
-                "another QEMU here"
+                f"drive {address} belongs to process {self._owner_pid}, and this is {os.getpid()}, forked from it: "
+                "start another QEMU here"
             )
         open_now = self._transport()
         if open_now is not None and not open_now.closed and self.running:
@@ -218,9 +218,11 @@ class QemuDrive:
             self._transport = weakref.ref(transport)
             return transport
         except errors.DriveLostError as error:
-            self._said.seek(0)
-            said = self._said.read().decode("utf-8", "replace").strip()
-            raise errors.DriveLostError(f"{error}" + (f"; it said: {said}" if said else ""), drive=address) from None
+            self._output.seek(0)
+            output = self._output.read().decode("utf-8", "replace").strip()
+            raise errors.DriveLostError(
+                f"{error}" + (f"; it said: {output}" if output else ""), drive=address
+            ) from None
 
     def open(self, **options: Any) -> Drive:
         """Return the drive, enabled; `options` are those of `Drive`.
@@ -234,7 +236,7 @@ class QemuDrive:
 
     @staticmethod
     def found() -> bool:
-        """Tell whether QEMU is there; `INSTALL` says how to install it."""
+        """Return True if QEMU is installed; `INSTALL` describes the installation."""
         return shutil.which(os.environ.get(VARIABLE) or BINARY) is not None
 
     @property
@@ -252,7 +254,7 @@ class QemuDrive:
         self._await("Tt")
 
     def cont(self) -> None:
-        """Let a stopped QEMU go on (SIGCONT)."""
+        """Resume a stopped QEMU (SIGCONT)."""
         self._process.send_signal(signal.SIGCONT)
 
     def _await(self, states: str) -> None:
@@ -266,7 +268,7 @@ class QemuDrive:
 
     def close(self) -> None:
         """Kill QEMU and release everything (idempotent). So does dropping the object, where no drive of it is open."""
-        _release(self._resources, self._mine)
+        _release(self._resources, self._owner_pid)
 
     def __enter__(self) -> QemuDrive:
         return self
@@ -313,12 +315,12 @@ def _namespace(nsid: int, space: QemuNamespace, images: contextlib.ExitStack, fi
 
 # -- processes that end with this one ---------------------------------------------------------------------------------
 
-_wanted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+_start_requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 _starter: threading.Thread | None = None
 _starting = threading.Lock()
 
 
-def _start(command: list[str], files: Sequence[int], said: Any) -> subprocess.Popen[bytes]:
+def _start(command: list[str], files: Sequence[int], output: Any) -> subprocess.Popen[bytes]:
     """Start a process that is killed when this one ends; the thread that starts it lives as long as this one."""
     global _starter
     result: queue.SimpleQueue[subprocess.Popen[bytes] | BaseException] = queue.SimpleQueue()
@@ -331,33 +333,33 @@ def _start(command: list[str], files: Sequence[int], said: Any) -> subprocess.Po
                     [sys.executable, "-ISc", _WITH_PARENT, parent, *command],
                     pass_fds=files,
                     stdin=subprocess.DEVNULL,
-                    stdout=said,
-                    stderr=said,
+                    stdout=output,
+                    stderr=output,
                     start_new_session=True,  # Ctrl-C of a terminal is for this process
                 )
             )
-        except BaseException as error:  # raised where it is wanted
+        except BaseException as error:  # raised again in the calling thread
             result.put(error)
 
     with _starting:
         if _starter is None or not _starter.is_alive():
-            _starter = threading.Thread(target=_serve, args=(_wanted,), name="warpwell-qemu", daemon=True)
+            _starter = threading.Thread(target=_serve, args=(_start_requests,), name="warpwell-qemu", daemon=True)
             _starter.start()
-    _wanted.put(start)
+    _start_requests.put(start)
     found = result.get(timeout=30)
     if isinstance(found, BaseException):
         raise found
     return found
 
 
-def _serve(wanted: queue.SimpleQueue[Callable[[], None]]) -> None:
+def _serve(requests: queue.SimpleQueue[Callable[[], None]]) -> None:
     while True:
-        wanted.get()()
+        requests.get()()
 
 
 def _after_fork() -> None:
-    global _wanted, _starter, _starting
-    _wanted, _starter, _starting = queue.SimpleQueue(), None, threading.Lock()
+    global _start_requests, _starter, _starting
+    _start_requests, _starter, _starting = queue.SimpleQueue(), None, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,4 +1,4 @@
-"""QEMU in a folder, for a machine that has none and cannot fetch it: the program, its libraries and what they load.
+"""QEMU in a folder, for a machine without QEMU and network: the program, its libraries and the files that they load.
 
     python -m lab.drives.qemu_pack build/qemu
     WARPWELL_QEMU=build/qemu/qemu-system-x86_64 python ...        # there; any Linux on x86-64 with /bin/sh
@@ -34,7 +34,7 @@ def pack(folder: Path, binary: str = BINARY) -> Path:
     Raises
     ------
     SystemExit
-        QEMU or a file of it is not where Debian and Ubuntu have it.
+        QEMU or one of its files is not at the path of Debian and Ubuntu.
     """
     found = shutil.which(binary)
     if found is None:
@@ -54,10 +54,12 @@ def pack(folder: Path, binary: str = BINARY) -> Path:
         if library.name.startswith("ld-linux"):
             loader = library.name
     for name in FIRMWARE:
-        places = [path for place in ("qemu", "seabios") if (path := Path("/usr/share") / place / name).exists()]
-        if not places:
+        found_folders = [
+            path for package in ("qemu", "seabios") if (path := Path("/usr/share") / package / name).exists()
+        ]
+        if not found_folders:
             raise SystemExit(f"QEMU's firmware {name} is not in /usr/share/qemu or /usr/share/seabios")
-        shutil.copy(places[0], folder / "firmware")
+        shutil.copy(found_folders[0], folder / "firmware")
     start = folder / BINARY
     start.write_text(_START.replace("LOADER", loader))
     start.chmod(0o755)
@@ -66,8 +68,8 @@ def pack(folder: Path, binary: str = BINARY) -> Path:
 
 def libraries(file: Path) -> list[Path]:
     """Return the shared libraries that a program or library loads, and the loader."""
-    said = subprocess.run(["ldd", str(file)], capture_output=True, text=True, check=True).stdout
-    return [Path(path) for path in re.findall(r"(?:=> |^\s*)(/\S+) \(0x", said, re.MULTILINE)]
+    printed = subprocess.run(["ldd", str(file)], capture_output=True, text=True, check=True).stdout
+    return [Path(path) for path in re.findall(r"(?:=> |^\s*)(/\S+) \(0x", printed, re.MULTILINE)]
 
 
 def main() -> None:

@@ -2,18 +2,18 @@
 
 QEMU's test protocol reads and writes its bus by lines of text over a socket: ``readl ADDRESS`` is answered with
 ``OK 0x...``, ``writel ADDRESS VALUE`` with ``OK``. The arena is the second BAR of an `ivshmem-plain` device, placed at
-the address that it has in this process: what the controller calls an address is a pointer.
+the address that it has in this process: an address of the controller is a pointer.
 
 Rules of the socket, which native threads use as well:
 
 - A lock in memory (`pthread_mutex_t`, at the start of the state words) owns it.
 - Sends never wait and raise no signal. At most 64 requests are not answered at a time: QEMU stops reading
-  while nobody reads its answers, and both would wait for ever.
-- Answers come in order and carry no name, so they are counted by their ends of line. Whoever stores natively leaves the
-  count of answers that are owed in the state words, and the next access skips so many.
-- An access that was left in the middle (by an exception of a signal handler) cannot know what is owed. The next one
-  stores a number that nobody has used yet in the port of configuration addresses, and skips all answers before that
-  number.
+  until its answers are read, so that both sides would deadlock.
+- Answers come in order and carry no name, so they are counted by their ends of line. A native store leaves the
+  count of pending answers in the state words, and the next access skips that number.
+- An access that was left in the middle (by an exception of a signal handler) does not know the count of pending
+  answers. The next access stores a new number in the port of configuration addresses, and skips all answers before
+  that number.
 - Every access has a deadline. A QEMU that was stopped never answers; that loses the drive.
 """
 
@@ -77,7 +77,7 @@ class QtestTransport(Transport):
     arena : DmaArena
         The memory that QEMU maps as well.
     pidfd : int
-        QEMU's process; the caller's, who keeps it open.
+        QEMU's process; the caller owns the descriptor and keeps it open.
     address : str
         What the drive is called.
     kill : callable
@@ -111,29 +111,29 @@ class QtestTransport(Transport):
         self._in_step = False  # the socket may have been used before
         self._closed = False
         self._state: Block = private_block(8 * at.STATE_WORDS)
-        self._words = self._state.words
-        self._words[at.S_SOCKET] = end.fileno()
-        self._words[at.S_BAR0] = BAR0
-        self._words[at.S_NANOSECONDS] = int(seconds * 1e9)
+        self._state_words = self._state.words
+        self._state_words[at.S_SOCKET] = end.fileno()
+        self._state_words[at.S_BAR0] = BAR0
+        self._state_words[at.S_NANOSECONDS] = int(seconds * 1e9)
         for function, address_of in at.FUNCTIONS.items():
-            self._words[function] = address_of
+            self._state_words[function] = address_of
         text = self._state.view(np.dtype(np.uint8))[8 * at.S_TEXT :]
         text[:29] = np.frombuffer(b"writel 0x00000000 0x00000000\n", np.uint8)
         self._mutex = ctypes.c_void_p(self._state.address)
         _initialize(self._mutex)
         _all.add(self)
-        # of Python's; a signal's handler that comes back for it is refused by the lock in memory
+        # One Python thread at a time. If a signal handler takes this lock again, the lock in memory refuses it.
         self._one_thread = threading.RLock()
         try:
-            self._place()
+            self._place_devices()
         except BaseException:
             self._socket.close()
             raise
 
-    def _place(self) -> None:
+    def _place_devices(self) -> None:
         """Give registers and arena their addresses, as a machine's firmware does."""
-        for slot, known in ((NVME_SLOT, NVME_IDS), (ARENA_SLOT, (ARENA_IDS,))):
-            if (found := self._configuration(slot, 0)) not in known:
+        for slot, accepted_ids in ((NVME_SLOT, NVME_IDS), (ARENA_SLOT, (ARENA_IDS,))):
+            if (found := self._configuration(slot, 0)) not in accepted_ids:
                 raise self.fail(f"slot {slot} of this QEMU holds device {found:#010x}: start it by lab.drives.qemu")
         for slot, register, value in (
             (NVME_SLOT, 0x10, BAR0),
@@ -146,20 +146,20 @@ class QtestTransport(Transport):
             self._configure(slot, register, value)
 
     def _configuration(self, slot: int, register: int) -> int:
-        return int(self._ask(f"outl 0xcf8 {0x80000000 | slot << 11 | register:#x}", "inl 0xcfc"), 16)
+        return int(self._request(f"outl 0xcf8 {0x80000000 | slot << 11 | register:#x}", "inl 0xcfc"), 16)
 
     def _configure(self, slot: int, register: int, value: int) -> None:
-        self._ask(f"outl 0xcf8 {0x80000000 | slot << 11 | register:#x}", f"outl 0xcfc {value:#x}")
+        self._request(f"outl 0xcf8 {0x80000000 | slot << 11 | register:#x}", f"outl 0xcfc {value:#x}")
 
     def set_bus_master(self, on: bool) -> None:
         """Let the controller reach memory, or not (tests)."""
         self._configure(NVME_SLOT, 0x04, 0x0406 if on else 0x0402)
 
     def read32(self, offset: int) -> int:
-        return int(self._ask(f"readl {BAR0 + offset:#x}"), 16)
+        return int(self._request(f"readl {BAR0 + offset:#x}"), 16)
 
     def write32(self, offset: int, value: int) -> None:
-        self._ask(f"writel {BAR0 + offset:#x} {value:#x}")
+        self._request(f"writel {BAR0 + offset:#x} {value:#x}")
 
     def native_store(self) -> tuple[int, int]:
         return at.store.address, self._state.address
@@ -170,7 +170,7 @@ class QtestTransport(Transport):
 
     def _check_process(self) -> None:
         generation = self.generation
-        refused = not self._closed and bool(self._words[at.S_LOST])
+        refused = not self._closed and bool(self._state_words[at.S_LOST])
         # The sockets of a process close before its end is visible.
         if self.failure is None and _readable(self._pidfd, _EXIT_MILLISECONDS if refused else 0):
             self.fail(_ENDED, generation)
@@ -178,15 +178,15 @@ class QtestTransport(Transport):
             self.fail("its QEMU did not take a store to a doorbell", generation)
 
     def _disable_stores(self) -> None:
-        self._words[at.S_LOST] = 1
+        self._state_words[at.S_LOST] = 1
 
     def _enable_stores(self) -> None:
-        self._words[at.S_LOST] = self._closed
+        self._state_words[at.S_LOST] = self._closed
 
     def restore(self) -> None:
         if _readable(self._pidfd):
             raise self.fail(_ENDED)
-        self._place()
+        self._place_devices()
 
     def reset(self) -> None:
         """End QEMU: its memory and its controller are gone then."""
@@ -198,10 +198,10 @@ class QtestTransport(Transport):
         with self._one_thread:
             if not self._closed:
                 self._closed = True
-                self._words[at.S_LOST] = 1
+                self._state_words[at.S_LOST] = 1
                 try:
                     with contextlib.suppress(errors.DriveLostError):
-                        # a native thread that is in the middle of a store gives up soon
+                        # A native thread in the middle of a store gives up soon.
                         self._lock(time.monotonic() + 2 * self._seconds)
                 finally:
                     self._socket.close()
@@ -222,11 +222,11 @@ class QtestTransport(Transport):
 
     # -- the socket -----------------------------------------------------------------------------------------------
 
-    def _ask(self, *requests: str) -> str:
-        """Send requests, each when the one before is answered; return the last answer.
+    def _request(self, *requests: str) -> str:
+        """Send requests, each after the previous answer; return the last answer.
 
-        A signal's handler may raise between any two instructions. So nothing lies between the lock and its release but
-        this block; a thread that does not own the lock releases it without effect.
+        A signal's handler may raise between any two instructions. So the lock is taken inside the ``try`` whose
+        ``finally`` releases it. If the thread did not get the lock, the release has no effect.
         """
         self.check()
         with self._one_thread:
@@ -237,9 +237,9 @@ class QtestTransport(Transport):
                 if not self._in_step:
                     self._get_in_step(until)
                 self._in_step = False
-                while self._words[at.S_OWED] > 0:
-                    self._line(until)  # a native thread may have taken its beginning
-                    self._words[at.S_OWED] -= 1
+                while self._state_words[at.S_OWED] > 0:
+                    self._line(until)  # a native thread may have read the start of the line
+                    self._state_words[at.S_OWED] -= 1
                 answer = ""
                 for request in requests:
                     self._send(request)
@@ -254,11 +254,13 @@ class QtestTransport(Transport):
         end = time.time() + left  # the C library takes the time of day
         when = _Timespec(int(end), int(end % 1 * 1e9))
         if _libc.pthread_mutex_timedlock(self._mutex, ctypes.byref(when)):
-            raise self.fail(f"its socket was in use for {left:.1f} s, or by what a signal's handler interrupted")
+            raise self.fail(
+                f"its socket was in use for {left:.1f} s, or by an access that a signal handler interrupted"
+            )
 
     def _get_in_step(self, until: float) -> None:
-        self._words[at.S_OWED] = 0
-        mark = 0x80F0_0000 | (next(_marks) & 0x3FFFF) << 2  # of a bus that there is not
+        self._state_words[at.S_OWED] = 0
+        mark = 0x80F0_0000 | (next(_marks) & 0x3FFFF) << 2  # a PCI address on a bus that does not exist
         self._send(f"outl 0xcf8 {mark:#x}")
         self._send("inl 0xcf8")
         while not (line := self._line(until)).startswith("OK 0x") or int(line[3:], 16) != mark:
@@ -287,10 +289,10 @@ class QtestTransport(Transport):
         """Return the next line that answers a request."""
         while True:
             self._require_open()  # a signal's handler may close it
-            line, end, rest = self._received.partition(b"\n")
+            line, end, remaining = self._received.partition(b"\n")
             if end:
-                self._received = rest
-                if line.startswith(b"IRQ"):  # news of an interrupt, which nobody asked for
+                self._received = remaining
+                if line.startswith(b"IRQ"):  # an unsolicited report of an interrupt
                     continue
                 return line.decode("ascii", "replace")
             self._receive(until)
@@ -330,9 +332,9 @@ _all: weakref.WeakSet[QtestTransport] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Let no native thread of the child ring the parent's doorbells, or wait for a lock that nobody releases."""
+    """Keep native threads of the child from the parent's doorbells, and from a lock that is never released."""
     for transport in list(_all):
-        transport._words[at.S_LOST] = 1
+        transport._state_words[at.S_LOST] = 1
         _initialize(transport._mutex)
 
 

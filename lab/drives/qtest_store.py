@@ -22,9 +22,9 @@ from warpwell.targets.primitives import (
 )
 
 MOST_OWED = 64
-"""Requests that are not answered, at most."""
+"""Maximum number of requests without an answer."""
 ENOUGH_OWED = 32
-"""With so many, a thread takes the answers that are there."""
+"""At this number of requests without an answer, a thread reads the available answers."""
 NO_WAIT = 0x40 | 0x4000
 """MSG_DONTWAIT and MSG_NOSIGNAL."""
 
@@ -74,7 +74,7 @@ def _put_hex(at, value):
 
 @device
 def _take_answers(state):
-    """Take the answers that are there; return how many bytes there were, 0 or less where none (thread, lock held)."""
+    """Read the available answers; return their bytes, 0 or less without answers (thread, lock held)."""
     buffer = state + 8 * S_ANSWERS
     got = call_foreign(word(state, S_RECV), word(state, S_SOCKET), buffer, ANSWER_BYTES, NO_WAIT, 0, 0, 0)
     owed = word(state, S_OWED)

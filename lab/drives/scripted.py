@@ -57,7 +57,7 @@ HANG_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What becomes of one command.
+    """The scripted outcome of one command.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class Answer:
     times : int
         How often it is posted: 0 for a command that is never answered, 2 for one that comes twice.
     stale : bool
-        Its phase is the old one: nobody sees it, and the next completion takes its place.
+        Its phase is the old one: the queue ignores it, and the next completion overwrites it.
     seconds : float
         How much later it is posted.
     dies : bool
@@ -136,7 +136,7 @@ class ScriptedController:
         """Start a process that serves the pairs, which are new or rewound; by default it does all right."""
         self.stop()
         ports = self._pairs.ports[:, [at.P_SQ, at.P_CQ, at.P_SQ_DOORBELL, at.P_CQ_DOORBELL, at.P_SQID]]
-        given = {
+        configuration = {
             "fd": self.arena.fd,
             "base": self.arena.address,
             "size": self.arena.nbytes,
@@ -151,7 +151,7 @@ class ScriptedController:
             [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[self.arena.fd]
         )
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps(given).encode() + b"\n")
+        process.stdin.write(json.dumps(configuration).encode() + b"\n")
         process.stdin.flush()
         ready, _, _ = select.select([process.stdout], [], [], HANG_SECONDS)
         if not ready or process.stdout.readline() != b"ready\n":
@@ -171,7 +171,7 @@ class ScriptedController:
                         pipe.close()
 
     def _watch(self, process: subprocess.Popen[bytes], pairs: QueuePairs) -> None:
-        """Tell the queues when the process has ended by itself."""
+        """Report to the queues that the process has ended by itself."""
         code = process.wait()
         if self._process is process:
             pairs.lose(f"its process ended with status {code}")
@@ -207,7 +207,7 @@ class ScriptedController:
         return []
 
     def failure(self, nsid: int | None = None, *, silent: bool = False) -> None:
-        """Return None: what is known of a loss stands in the queues."""
+        """Return None, because the queues record a loss."""
 
     def silence(self) -> None:
         """End the process."""
@@ -248,9 +248,9 @@ class _Numbers(PythonMedium):
 
 def main() -> None:
     """Serve what standard input describes, until that is closed."""
-    given = json.loads(sys.stdin.readline())
-    memory = mmap.mmap(given["fd"], given["size"])
-    drive = _Drive(memory, given)
+    configuration = json.loads(sys.stdin.readline())
+    memory = mmap.mmap(configuration["fd"], configuration["size"])
+    drive = _Drive(memory, configuration)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     parent = os.getppid()
@@ -263,13 +263,18 @@ def main() -> None:
 class _Drive:
     """The controller of one namespace."""
 
-    def __init__(self, memory: mmap.mmap, given: dict[str, Any]) -> None:
-        self._memory, self._base, self._depth, self._blocks = memory, given["base"], given["depth"], given["blocks"]
-        self._queues = [_Queue(*port) for port in given["ports"]]
-        self._script = {int(number): Answer(**answer) for number, answer in given["script"].items()}
-        self._always = Answer(**given["always"])
+    def __init__(self, memory: mmap.mmap, configuration: dict[str, Any]) -> None:
+        self._memory, self._base, self._depth, self._blocks = (
+            memory,
+            configuration["base"],
+            configuration["depth"],
+            configuration["blocks"],
+        )
+        self._queues = [_Queue(*port) for port in configuration["ports"]]
+        self._script = {int(number): Answer(**answer) for number, answer in configuration["script"].items()}
+        self._always = Answer(**configuration["always"])
         self._written: dict[int, bytes] = {}
-        self._late: list[tuple[float, _Queue, int, Answer]] = []
+        self._delayed: list[tuple[float, _Queue, int, Answer]] = []
         self._count = 0
 
     def look(self) -> bool:
@@ -280,29 +285,29 @@ class _Drive:
                 self._fetch(queue)
                 busy = True
         now = clock.monotonic()
-        for entry in [late for late in self._late if late[0] <= now]:
-            self._late.remove(entry)
+        for entry in [pending for pending in self._delayed if pending[0] <= now]:
+            self._delayed.remove(entry)
             self._post(*entry[1:])
             busy = True
         return busy
 
     def _fetch(self, queue: _Queue) -> None:
-        words = struct.unpack("<8q", self._bytes(queue.submissions + 64 * queue.head, 64))
+        command = struct.unpack("<8q", self._bytes(queue.submissions + 64 * queue.head, 64))
         queue.head = (queue.head + 1) % self._depth
         answer = self._script.get(self._count, self._always)
         self._count += 1
         if answer.dies:
             os._exit(3)
-        status = answer.status or self._carry_out(words)
+        status = answer.status or self._carry_out(command)
         answer = Answer(**asdict(answer) | {"status": status})
         if answer.seconds:
-            self._late.append((clock.monotonic() + answer.seconds, queue, word0_cid(words[0]), answer))
+            self._delayed.append((clock.monotonic() + answer.seconds, queue, word0_cid(command[0]), answer))
         else:
-            self._post(queue, word0_cid(words[0]), answer)
+            self._post(queue, word0_cid(command[0]), answer)
 
     def _post(self, queue: _Queue, cid: int, answer: Answer) -> None:
         for _ in range(answer.times):
-            place, lap = queue.posted % self._depth, queue.posted // self._depth
+            position, lap = queue.posted % self._depth, queue.posted // self._depth
             while (queue.posted + 1) % self._depth == self._word(queue.head_doorbell) & (self._depth - 1):
                 time.sleep(1e-4)  # full
             phase = lap & 1 ^ 1 ^ answer.stale
@@ -312,16 +317,16 @@ class _Drive:
                 cid if answer.cid is None else answer.cid,
                 (answer.status & 0x7FFF) << 1 | phase,
             )
-            at_ = queue.completions + 16 * place - self._base
-            # one store of eight bytes; the processor keeps it behind those of the data
+            at_ = queue.completions + 16 * position - self._base
+            # one store of eight bytes; the processor does not reorder it before the stores of the data
             struct.pack_into("<q", self._memory, at_, 0)
             np.frombuffer(self._memory, np.uint64)[at_ // 8 + 1] = struct.unpack("<Q", struct.pack("<4H", *fields))[0]
             queue.posted += not answer.stale
 
-    def _carry_out(self, words: tuple[int, ...]) -> int:
+    def _carry_out(self, command: tuple[int, ...]) -> int:
         """Move the data of a command; return its status."""
-        opcode, slba, blocks = word0_opc(words[0]), words[5], word6_nlb(words[6]) + 1
-        if word0_nsid(words[0]) != 1:
+        opcode, slba, blocks = word0_opc(command[0]), command[5], word6_nlb(command[6]) + 1
+        if word0_nsid(command[0]) != 1:
             return INVALID_NAMESPACE
         if opcode == FLUSH:
             return 0
@@ -329,7 +334,7 @@ class _Drive:
             return INVALID_OPCODE
         if slba < 0 or slba + blocks > self._blocks:
             return LBA_OUT_OF_RANGE
-        pieces = self._pieces(words[3], words[4], blocks << BLOCK_SHIFT)
+        pieces = self._pieces(command[3], command[4], blocks << BLOCK_SHIFT)
         if pieces is None:
             return INVALID_FIELD
         if opcode == READ:
@@ -345,17 +350,17 @@ class _Drive:
     def _pieces(self, prp1: int, prp2: int, nbytes: int) -> list[tuple[int, int, int]] | None:
         """Return address, place in the data and size of each piece; None if one lies outside of the memory."""
         first = min(nbytes, 4096 - prp1 % 4096)
-        rest = -(-(nbytes - first) // 4096)
-        if rest <= 1:
-            pages = [prp2] * rest
+        page_count = -(-(nbytes - first) // 4096)
+        if page_count <= 1:
+            pages = [prp2] * page_count
         else:
-            if prp2 % 4096 + 8 * rest > 4096 or not self._inside(prp2, 8 * rest):
+            if prp2 % 4096 + 8 * page_count > 4096 or not self._inside(prp2, 8 * page_count):
                 return None
-            pages = list(struct.unpack(f"<{rest}q", self._bytes(prp2, 8 * rest)))
+            pages = list(struct.unpack(f"<{page_count}q", self._bytes(prp2, 8 * page_count)))
         pieces = [(prp1, 0, first)]
         for k, page in enumerate(pages):
-            place = first + 4096 * k
-            pieces.append((page, place, min(4096, nbytes - place)))
+            offset = first + 4096 * k
+            pieces.append((page, offset, min(4096, nbytes - offset)))
         good = all(self._inside(address, size) for address, _, size in pieces) and not any(p % 4096 for p in pages)
         return pieces if good else None
 
@@ -365,8 +370,8 @@ class _Drive:
     def _block(self, number: int) -> bytes:
         if number in self._written:
             return self._written[number]
-        words = 1 << BLOCK_SHIFT - 3
-        return np.arange(words * number, words * (number + 1)).tobytes()
+        word_count = 1 << BLOCK_SHIFT - 3
+        return np.arange(word_count * number, word_count * (number + 1)).tobytes()
 
     def _bytes(self, address: int, nbytes: int) -> bytes:
         return self._memory[address - self._base : address - self._base + nbytes]
@@ -376,7 +381,7 @@ class _Drive:
 
 
 class _Queue:
-    """A pair of rings, and where the controller is in them."""
+    """A pair of rings, and the positions of the controller in them."""
 
     def __init__(self, submissions: int, completions: int, tail_doorbell: int, head_doorbell: int, sqid: int) -> None:
         self.submissions, self.completions, self.sqid = submissions, completions, sqid

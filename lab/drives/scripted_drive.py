@@ -37,7 +37,7 @@ class ScriptedDrive(Transport):
         self.status: dict[int, int] = {}  # by opcode, admin's and others
         self.bend: Callable[[np.ndarray], bool] = lambda completion: True
         self.obeys = True
-        self.seen: list[tuple[int, int]] = []  # queue and opcode of each command
+        self.received_commands: list[tuple[int, int]] = []  # queue and opcode of each command
         self.resets = self.closes = 0
         self._rings: dict[int, list[int]] = {}  # queue: submission, completion, entries, head, tail, phase
 
@@ -94,7 +94,7 @@ class ScriptedDrive(Transport):
         while head != tail:
             command = view_of(submission + 64 * head, 64, np.uint8).view(COMMAND)[0].copy()
             head = (head + 1) % entries
-            self.seen.append((queue, int(command["opc"])))
+            self.received_commands.append((queue, int(command["opc"])))
             answer = np.zeros((), COMPLETION)
             status = self.status.get(int(command["opc"]), 0)
             dw0 = 0
@@ -103,8 +103,8 @@ class ScriptedDrive(Transport):
             answer["dw0"], answer["sqhd"], answer["sqid"], answer["cid"] = dw0, head, queue, command["cid"]
             answer["status"] = status << 1 | phase
             if self.bend(answer):
-                words = np.frombuffer(answer.tobytes(), np.int64)
-                view_of(completion + 16 * put, 16, np.int64)[:] = words
+                completion_words = np.frombuffer(answer.tobytes(), np.int64)
+                view_of(completion + 16 * put, 16, np.int64)[:] = completion_words
                 put += 1
                 if put == entries:
                     put, phase = 0, phase ^ 1
@@ -132,16 +132,16 @@ class ScriptedDrive(Transport):
     def _io(self, command: Any) -> int:
         first, count = int(command["cdw10"]), int(command["cdw12"]) + 1
         if int(command["opc"]) in (1, 2):
-            mine = self.blocks[512 * first : 512 * (first + count)]
+            blocks = self.blocks[512 * first : 512 * (first + count)]
             pointers = int(command["prp1"]), int(command["prp2"])
-            for at, size in prp_ranges(*pointers, mine.size, lambda at, n: view_of(at, 8 * n, np.int64).tolist()):
+            for at, size in prp_ranges(*pointers, blocks.size, lambda at, n: view_of(at, 8 * n, np.int64).tolist()):
                 assert self.arena.address <= at <= at + size <= self.arena.address + self.arena.nbytes
-                theirs = view_of(at, size, np.uint8)
+                buffer = view_of(at, size, np.uint8)
                 if command["opc"] == 2:
-                    theirs[:] = mine[:size]
+                    buffer[:] = blocks[:size]
                 else:
-                    mine[:size] = theirs
-                mine = mine[size:]
+                    blocks[:size] = buffer
+                blocks = blocks[size:]
         return 0
 
 

@@ -371,7 +371,7 @@ class KeyValueLatency:
 @device
 def advance(address: int, passed: int, cost: int) -> int:
     """Pass a gate after what passed before; return when. An idle drive saves nothing up."""
-    free = passed  # a guess, with which the line comes once, to be written
+    free = passed  # a guess, and one load less: a failed exchange returns the actual value
     while True:
         after = max(passed, free) + cost
         found = compare_exchange(address, free, after, SYSTEM)

@@ -35,7 +35,7 @@ LEAST_COMMANDS = 1024
 IN_FLIGHT = 16
 """Commands in flight that saturate the drive of the thread sweep: rate times latency, by Little's law."""
 GRAPH_SLOWER = 1024
-"""The same for graphs."""
+"""Divisor of the drives' rates in the graph experiments."""
 
 DEGREE = 32
 """Edges made per vertex, about as many as in the document's synthetic graphs."""
@@ -94,7 +94,8 @@ def drives(opcode: int) -> Callable[[Setting, Document], Outcome]:
         rates, medium_rates = [], []
         for count in counts:
             commands = max(LEAST_COMMANDS, int(count * drive_rate * (0.2 if setting.quick else 1.0)))
-            commands = -(-commands // (count * STRIPE_BLOCKS)) * count * STRIPE_BLOCKS  # all drives get as many
+            # Each drive gets the same number.
+            commands = -(-commands // (count * STRIPE_BLOCKS)) * count * STRIPE_BLOCKS
             bench = _bench(count, commands, opcode)
             row = rate_of(bench, f"{count} drives", items(bench.items), _shuffled(commands), opcode, depth=128)
             rates.append(1e6 * row.rate)
@@ -169,7 +170,10 @@ def _sources(graph: wg.Graph, count: int) -> list[int]:
 
 
 class EveryEdge(components._Components):
-    """Connected components that read the edges of all vertices, as in the document: without a guess of the largest."""
+    """Connected components without a guess of the largest one, so that the edges of all vertices are read.
+
+    This is the algorithm of the document.
+    """
 
     def run(self, run: Run, report: Callable[[str, int, int], None]) -> None:
         """Link all vertices with all neighbours."""

@@ -8,16 +8,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
+from typing import Any
 
 from lab.sched.experiment import Experiment as Simulation
-from lab.sched.fitting import fit, read_log
+from lab.sched.fitting import Preemption, fit
 from lab.sched.policies import BASELINES, NAMES
+from lab.sched.rates import ClassTable
 from lab.sched.replay import replay
 from lab.sched.simulator import Simulator
 from lab.sched.traces.recipe import Recipe
-from warpwell.scheduler import Core, Event, Kind, Profile, Request, SourceModel, Task
+from warpwell.scheduler import Profile
 from warpwell.scheduler.decision import worth
-from warpwell.scheduler.predict.rates import ClassTable
+from warpwell.scheduler.extend import Core, Ended, Event, Job, Kind, Request, SourceModel, Stopped, Task
 
 from . import shapes
 from .experiment import Document, Experiment, Outcome, Setting
@@ -38,6 +40,36 @@ def _core(limit: int = 2) -> Core:
     return Core(Simulator(rates, model=MODEL, mode="switch"), "source", rates=rates, limit=limit)
 
 
+class _Recorder(Simulator):
+    """Records the inputs and the duration of each preemption."""
+
+    core: Core
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.preemptions: list[Preemption] = []
+        self._leaving: dict[Job, tuple[float, float, float]] = {}
+
+    def preempt(self, job: Job, mode: str = "drain") -> None:
+        profile, placement = job.task.profile, job.placement
+        blocks = min(profile.resident, job.task.blocks)
+        if placement is not None and placement.workers is not None:
+            blocks = min(blocks, placement.workers)
+        nbytes = (profile.registers + profile.shared) * -(-blocks // self.capacity.processors)
+        misses = [running.task.profile.miss_rate for running in self.core.running if running is not job]
+        self._leaving[job] = self.now(), nbytes, max(misses, default=0.0)
+        super().preempt(job, mode)
+
+    def poll(self) -> list[Ended | Stopped]:
+        events = super().poll()
+        for event in events:
+            began, nbytes, miss_rate = self._leaving.pop(event.job, (None, 0.0, 0.0))
+            if began is not None and isinstance(event, Stopped):
+                cycles = (event.time - began) * self.capacity.clock
+                self.preemptions.append(Preemption(nbytes, miss_rate, cycles))
+        return events
+
+
 def cost(setting: Setting, document: Document) -> Outcome:
     """Let simulated kernels of different sizes and miss rates be preempted, and fit the formula to the log."""
     requests = []
@@ -46,11 +78,11 @@ def cost(setting: Setting, document: Document) -> Outcome:
         registers, miss_rate = 8192 * (1 + k % 8), 0.02 * (k % 36)
         task = _task(f"kernel{k}", kind, 0.02, registers=registers, miss_rate=miss_rate)
         requests.append(Request(f"request{k}", [task], arrival=0.2 * (k // 3) + 1e-3 * (k % 3)))
-    core = _core()
-    path = setting.folder / "preemptions.jsonl"
-    with path.open("w", encoding="utf-8") as file:
-        replay(requests, core).log.write(file)
-    found = fit(read_log(path, core.executor.capacity.clock))
+    rates = ClassTable()
+    simulator = _Recorder(rates, model=MODEL, mode="switch")
+    simulator.core = Core(simulator, "source", rates=rates, limit=2)
+    replay(requests, simulator.core)
+    found = fit(simulator.preemptions)
     checks = [
         shapes.ratio("slope of the miss rate", found.model.slope, document.numbers["slope"], 1.01),
         shapes.ratio("cycles per byte without misses", found.model.base, document.numbers["base"], 1.01),
@@ -93,7 +125,7 @@ def _measure_decay(kind: Kind) -> float:
     saving = simulator.cost(leaves, [staying])
     simulator.preempt(leaves, "switch")
     during = rate(0.5 * saving)
-    rate(saving)  # it has left
+    rate(saving)  # the preempted kernel has left
     return during / rate(0.5 * saving)
 
 

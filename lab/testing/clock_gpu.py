@@ -40,7 +40,7 @@ def _query(event, _a, _b, _c, _d, _e):
 
 
 class ClockArray(np.ndarray):
-    """An array whose launch fields are those of an array in device memory."""
+    """An array with the launch fields of an array in device memory."""
 
     @property
     def gpu_data(self) -> Any:
@@ -88,7 +88,7 @@ class ClockGpu(FakeGpu):
         return LaunchQueues(functions, self.new_events, lambda priority: self._clock(), self.enter)
 
     def _clock(self) -> Any:
-        return SimpleNamespace(handle=self.new_event())
+        return SimpleNamespace(handle=self.new_events(1)[0])
 
     def between(self, first: int, last: int) -> float:
         """See `Gpu`."""

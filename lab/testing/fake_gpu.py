@@ -54,7 +54,7 @@ class FakeForms:
 
     def __init__(self, blocks: BlockLaunch, resident: int, uses_rows: bool) -> None:
         self._blocks = blocks
-        if not blocks.participants:  # launches that are alike come when this one has ended
+        if not blocks.participants:  # launches with the same signature start only after the end of this one
             self._blocks = blocks.launch.cut(blocks.args, blocks.device)
             self._blocks.flag = blocks.flag
             self._blocks.begin()
@@ -81,7 +81,7 @@ class FakeForms:
             with self._lock:
                 self._now += 1
                 self._started[control] += 1
-                # A worker counts itself as left before its thread returns here, and others may start at once.
+                # A worker counts itself as left before its thread returns, so other workers may start before that.
                 self.max_workers = max(
                     self.max_workers, self._started[control] - int(view_of(control + 8 * LEFT, 8, np.int64)[0])
                 )
@@ -159,7 +159,7 @@ def _launch(row: int, function: int, *_: int) -> int:
 @ctypes.CFUNCTYPE(*_CALL_FIELDS)
 def _record(event: int, stream: int, *_: int) -> int:
     word = view_of(event, 16, np.int64)
-    word[0] = min(word[0], 0)  # of a lost GPU it stays so
+    word[0] = min(word[0], 0)  # negative if the GPU is lost, and stays so
 
     def reach() -> None:
         word[1] = clock.monotonic_ns()
@@ -201,16 +201,12 @@ class FakeGpu:
         functions = [address_of(_launch), address_of(_record), _reached.address]
         return LaunchQueues(functions, self.new_events, self.new_stream, self.enter)
 
-    def new_event(self, timing: bool = False) -> int:
+    def new_events(self, count: int, timing: bool = False) -> list[int]:
         """See `Gpu`."""
-        fields = np.zeros(2, np.int64)
-        self._events.append(fields)
-        self._memory.append(fields)
-        return int(fields.ctypes.data)
-
-    def new_events(self, count: int) -> list[int]:
-        """See `Gpu`."""
-        return [self.new_event() for _ in range(count)]
+        made = [np.zeros(2, np.int64) for _ in range(count)]
+        self._events += made
+        self._memory += made
+        return [int(fields.ctypes.data) for fields in made]
 
     def lose(self) -> None:
         """Make each event report a fault."""
@@ -296,7 +292,7 @@ class FakeGpu:
 
     def reset_words(self, addresses: Sequence[int], fields: Sequence[int]) -> threading.Event:
         """See `Gpu`."""
-        assert len(addresses) * len(fields) < 256  # else the driver's cuStreamBatchMemOp refuses it
+        assert len(addresses) * len(fields) < 256  # cuStreamBatchMemOp refuses more than 256 operations
         for address in addresses:
             view_of(address, 8 * len(fields), np.int64)[:] = fields
         event = threading.Event()

@@ -17,10 +17,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from lab.sched.rates import ClassTable
 from lab.sched.simulator import Simulator
 from warpwell import errors
-from warpwell.scheduler import Capacity, Core, Ended, Job, Kind, Policy, Profile, Request, State, Stopped, Task
-from warpwell.scheduler.predict.rates import ClassTable
+from warpwell.scheduler import Policy, Profile
+from warpwell.scheduler.extend import Capacity, Core, Ended, Job, Kind, Request, State, Stopped, Task
 
 CAPACITY = Capacity(memory=1000)
 LIFE = re.compile(r"arrive( launch( resize)*( preempt stop)?)* (end|fail|cancel|preempt end)")
@@ -116,8 +117,8 @@ class PolicyConformance:
             held = sum(
                 job.task.memory for job in heavy if job.state in (State.RUNNING, State.STOPPING, State.PREEMPTED)
             )
-            assert held + core.free_memory == core.executor.capacity.memory
-            assert core.free_memory >= 0
+            assert held + core.admission.free == core.executor.capacity.memory
+            assert core.admission.free >= 0
             ended += sum(event.kind == "end" for event in core.log.events[log_length:])
             log_length = len(core.log)
             if core.busy:
@@ -163,7 +164,7 @@ class PolicyConformance:
         # No tenant is charged for time in which the device was idle.
         used = sum(account.used for account in core.tenants.values())
         assert used <= core.executor.now() * CAPACITY.processors * (1 + 1e-9)
-        assert core.free_memory == CAPACITY.memory
+        assert core.admission.free == CAPACITY.memory
         assert all(account.held == account.running == account.waiting == 0 for account in core.tenants.values())
 
     @pytest.fixture
@@ -172,7 +173,7 @@ class PolicyConformance:
             pytest.skip("it says that tasks may starve")
 
     @pytest.mark.usefixtures("fair")
-    # A kernel that stays, and one class that is its best company: the other class must have its turn all the same.
+    # A kernel keeps running, and one class is its best co-runner: kernels of the other class must run nevertheless.
     @example(Kind.MEMORY, "compute", 0.3, 0, Kind.MEMORY)
     @example(Kind.COMPUTE, "memory", 0.3, 0, Kind.COMPUTE)
     @example(Kind.MEMORY, "both", 0.3, 1, Kind.COMPUTE)
@@ -202,7 +203,7 @@ class PolicyConformance:
         """
         core = self.core(mode="drain")
         if co_runner is not None:
-            # few blocks: the rivals find room in any form
+            # With few blocks, so that the rivals have room in any form of launch.
             core.submit(Request("long", [task(co_runner, 3.0 * RIVALS, "long", blocks=100)]))
         kinds = {"memory": [Kind.MEMORY], "compute": [Kind.COMPUTE], "both": list(Kind)}[rivals]
         for number in range(RIVALS):
@@ -229,7 +230,7 @@ class PolicyConformance:
         assert [job.state for job in core.jobs[:2]] == [State.FAILED, State.CANCELLED]
         assert isinstance(core.jobs[0].error, RuntimeError)
         assert all(job.state is State.DONE for job in core.jobs[2:])
-        assert core.free_memory == CAPACITY.memory
+        assert core.admission.free == CAPACITY.memory
         assert [e.kind for e in core.log if e.task < 2][-2:] == ["fail", "cancel"]
 
     @pytest.mark.parametrize("when", [0.0, 0.5e-3, 2.2e-3])
@@ -247,7 +248,7 @@ class PolicyConformance:
         assert not core.cancel(jobs[0])
         assert all(job.state is State.DONE for job in jobs[1:])
         assert core.jobs[jobs[0].number + 1].state is State.CANCELLED
-        assert core.free_memory == CAPACITY.memory
+        assert core.admission.free == CAPACITY.memory
 
     def test_a_task_larger_than_the_memory_is_refused_and_others_go_on(self) -> None:
         core = self.core()
@@ -290,7 +291,7 @@ class PolicyConformance:
 
 
 CEILING_RIVALS = 340
-"""More than the patience of a policy (32) for each of 9 priorities: up to the ceiling of a tenant without a setting."""
+"""More than the `aging_jobs` of a policy (32) for each of the 9 priorities up to the ceiling of an unnamed tenant."""
 
 RIVALS = 240
-"""More than a task may be passed by: twice the patience of a policy (32) for one priority, and the tasks before it."""
+"""More tasks than may pass a task: twice the `aging_jobs` of a policy (32) for one priority, and its predecessors."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from lab.kv.ycsb import Requests, YcsbWorkload
 from lab.kv.ycsb_run import GROUP, YcsbResult, load_records
 from lab.kv.ycsb_run import run as run_workload
 from warpwell import kv
-from warpwell.cli._common import Output, json_option, output_of, scratch
+from warpwell.cli._common import Output, json_option, output_of
 from warpwell.errors import ArgumentError, SchemaError
+from warpwell.replacing import unfinished
 
 _DEFAULT_SIZE = 100_000
 _LARGEST_BATCH = 1 << 20
@@ -128,8 +130,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _opened(arguments: argparse.Namespace, workload: YcsbWorkload) -> Iterator[tuple[kv.Store, bool]]:
     """Give a store, and whether it holds the records of the workload."""
     if arguments.store is None:
-        with scratch("warpwell-bench-") as folder:
-            with kv.create(folder / "bench.kv", durability=arguments.durability) as store:
+        with tempfile.TemporaryDirectory(prefix="warpwell-bench-") as folder:
+            unfinished.add(Path(folder))  # if an interrupt ends the process, the folder is removed
+            with kv.create(Path(folder, "bench.kv"), durability=arguments.durability) as store:
                 yield store, False
         return
     path = Path(arguments.store)

@@ -1,9 +1,9 @@
-/* What calls of the CUDA driver cost: a program over libcuda.so.1, whichever that is where it runs.
+/* Measure the cost of calls of the CUDA driver: a program over the libcuda.so.1 that the system loads.
  *
  *     cuda_programs fake|gpu ROUNDS MOST_MIB
  *
- * Prints one line of JSON: microseconds, or GB/s for the entries whose names begin with a direction. Medians, unless a
- * name says otherwise. cuda_programs.py compiles and runs it with the machine's driver and with the layer in turns.
+ * Prints one line of JSON: microseconds, or GB/s for names that begin with `in` or `out`. Medians, unless a name says
+ * otherwise. cuda_programs.py compiles and runs it with the machine's driver and with the layer in turns.
  */
 #include <dlfcn.h>
 #include <stdint.h>
@@ -97,7 +97,7 @@ static void say(const char *name, double value) {
     between = ", ";
 }
 
-/* Tell a quantile of the samples that were taken since the last time. */
+/* Print a quantile of the samples that were taken since the last call, and forget them. */
 static void tell(const char *name, double quantile) {
     qsort(samples, nsamples, sizeof *samples, ascending);
     say(name, samples[(size_t)(quantile * (double)(nsamples - 1))]);
@@ -234,7 +234,7 @@ static void allocations(const char *name, size_t nbytes) {
     tell(name, 0.5);
 }
 
-/* An allocation and its free while 63 others are there, as a program that makes arrays has it. */
+/* Free and allocate one of 64 blocks, as a program that creates arrays does. */
 static void many_allocations(void) {
     uint64_t all[64];
     for (int i = 0; i < 64; i++)
@@ -247,7 +247,7 @@ static void many_allocations(void) {
     }
     for (int i = 0; i < 64; i++)
         CHECK(cu.release(all[i]));
-    tell("free and allocate 2 MiB beside 63 others", 0.5);
+    tell("free and allocate 2 MiB with 63 other blocks", 0.5);
 }
 
 static double best_copy(void *host, size_t nbytes, int in) {
@@ -316,7 +316,7 @@ int main(int argc, char **argv) {
     say("load a small module, ms", (now() - begun) / 1e3);
     CHECK(cu.function(&none, module, "none"));
     CHECK(cu.function(&nap, module, "nap"));
-    CHECK(cu.stream(&stream, 1)); /* does not block: as CuPy, PyTorch and cuda.core make theirs */
+    CHECK(cu.stream(&stream, 1)); /* nonblocking, like the streams of CuPy, PyTorch and cuda.core */
     CHECK(cu.set_bytes(memory, 0, most));
     launch();
     CHECK(cu.synchronize());

@@ -29,15 +29,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=int, default=30, help="frames")
     frames = parser.parse_args().work
-    there = cuda.device_array((SIZE, SIZE), np.int32)
-    here = np.empty((SIZE, SIZE), np.int32)
+    on_device = cuda.device_array((SIZE, SIZE), np.int32)
+    on_host = np.empty((SIZE, SIZE), np.int32)
     inside = 0
     for frame in range(frames):
         width = 3.0 * 0.9 ** (frame % 100)
         left, top = CENTRE[0] - width / 2, CENTRE[1] - width / 2
-        escape_times[(SIZE // 16, SIZE // 16), (16, 16)](there, left, top, width / SIZE)
-        there.copy_to_host(here)
-        inside += int((here[::16, ::16] == LIMIT).sum())
+        escape_times[(SIZE // 16, SIZE // 16), (16, 16)](on_device, left, top, width / SIZE)
+        on_device.copy_to_host(on_host)
+        inside += int((on_host[::16, ::16] == LIMIT).sum())
     print(f"{frames} frames, {inside} points of their samples do not escape")
 
 

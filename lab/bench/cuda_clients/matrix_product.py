@@ -33,21 +33,21 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=int, default=20, help="products")
     parser.add_argument("--size", type=int, default=4096, help="rows and columns, a multiple of 32")
-    given = parser.parse_args()
+    options = parser.parse_args()
     random = np.random.default_rng(1)
-    a, b = (random.integers(-4, 5, (given.size, given.size)).astype(np.float32) for _ in range(2))
+    a, b = (random.integers(-4, 5, (options.size, options.size)).astype(np.float32) for _ in range(2))
     c = np.empty_like(a)
-    blocks = given.size // TILE, given.size // TILE
-    there = cuda.to_device(b)
-    for turn in range(given.work):
+    blocks = options.size // TILE, options.size // TILE
+    right = cuda.to_device(b)
+    for turn in range(options.work):
         a[0, 0] = turn % 5
         left = cuda.to_device(a)
         product = cuda.device_array_like(a)
-        multiply[blocks, (TILE, TILE)](left, there, product)
+        multiply[blocks, (TILE, TILE)](left, right, product)
         product.copy_to_host(c)
-        row = turn % given.size  # without a BLAS, whose threads would spin on all cores until the next product
+        row = turn % options.size  # without a BLAS: its threads would spin on all cores until the next product
         assert np.array_equal(c[row, ::64], (a[row, :, None] * b[:, ::64]).sum(axis=0))  # whole numbers: exact
-    print(f"{given.work} products of {given.size} x {given.size}, the last has the trace {np.trace(c):.0f}")
+    print(f"{options.work} products of {options.size} x {options.size}, the last has the trace {np.trace(c):.0f}")
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def _commands(a, order, opcode, size, source, buffers, found):
                         fetch_add(found + 8, 1, DEVICE)
                     k += load_relaxed(found + 16, DEVICE)
         if ended == 0:
-            # all ids are others': nothing is held here while they are waited for
+            # This warp holds no id, so it may wait until other warps release theirs.
             serve(core, shfl(mask, queue, 0), mask, lane, 0)
             backoff(attempt)
             attempt += 1
@@ -105,7 +105,7 @@ class _Raw:
     """Commands of a kernel on a medium, for pages in one order."""
 
     def __init__(self, setting: Setting, array: Array, data: Items, order: Items, opcode: int) -> None:
-        # more threads than ids would only compete for them
+        # More threads than command ids would only compete for the ids.
         ids = array.cache.pairs.count * array.cache.pairs.ids
         setting = replace(setting, threads=max(64, min(setting.threads, -(-ids // 32) * 32)))
         self.setting, self.array, self.data, self.order, self.opcode = setting, array, data, order, opcode

@@ -245,7 +245,7 @@ def block_scans(means: str) -> Any:
     read, write = READERS[means], WRITERS[means]
 
     def scanning(c, c_copy, c_bam, a, a_copy, a_bam, items, run, before, threads):
-        mask = activemask()  # before the lanes can part
+        mask = activemask()  # before the lanes can diverge
         width = warp_size()
         lane = lane_id()
         k = div(grid(1), width)

@@ -182,7 +182,7 @@ def emulated(data: NDArray[Any], name: str, drives: int, writable: bool) -> Medi
         parts = [RamMedium(data.copy() if writable else data)]
     else:
         parts = [RamMedium(share) for _ in range(drives)]
-        Striped(parts, STRIPE).write(0, data)  # before they are slow
+        Striped(parts, STRIPE).write(0, data)  # without the latency that is added below
     slow = [
         Latency(
             part,

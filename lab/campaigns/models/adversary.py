@@ -67,7 +67,7 @@ class Adversary(Interpreter):
         self._lengths: Sequence[int] = (50, 500, 3000)
         self._nappers = nappers
         if nappers:
-            # only these threads sleep: in the meantime the remaining threads advance the generations
+            # Only `nappers` sleep, while the remaining threads advance the generations.
             self._every, self._after_load, self._lengths = 0, 0.2, naps
         self._nap_at = self._next_nap() if self._every else 1 << 62
 

@@ -55,7 +55,8 @@ class Focus:
     resident: bool = False
     """The cache holds all pages."""
     writers: bool = False
-    """The remaining threads also write to pages that the readers do not read. All threads read only these items."""
+    """The remaining threads also write to pages that the readers do not read; then all threads read only items that
+    these threads write."""
 
 
 def base_value(page: int, item: int) -> int:
@@ -173,7 +174,7 @@ class CacheModel:
         view = self.view
         observed: dict[tuple[int, int], int] = defaultdict(int)
         if self.readers:
-            # The readers read one page repeatedly, while reads of all pages evict it.
+            # The readers read the first page again and again; the other threads read all pages, which evicts that page.
             reader = thread < self.readers
             pages = self.pages[:1] if reader else self.pages
             for _ in range(random.randint(20, 60)):

@@ -1158,7 +1158,7 @@ FAULTS = (
         "wait-before-launch",
         "workers",
         "a stream waits for workers that are launched after it",
-        (Edit(_GPU, "CudaExecutor._next_line", " if run.is_launched() else None", ""),),
+        (Edit(_GPU, "CudaExecutor._next_queue", " if run.is_launched() else None", ""),),
     ),
 )
 
@@ -1173,7 +1173,7 @@ RARE = (
         "earlier-launch-forgotten",
         "workers",
         "after its last launch is withdrawn, a kernel loses the progress of the launch before it",
-        (Edit(_GPU, "CudaExecutor.preempt", "self.claimed(job) > run.done:", "False:"),),
+        (Edit(_GPU, "CudaExecutor._stop", "self.claimed(run.job) > run.done:", "False:"),),
     ),
 )
 """Faults that runs find too rarely: the first in 0 of 7,000 runs, the second in 0 of 9,300.

@@ -48,7 +48,7 @@ class RingModel:
         self.run = Sleepy(seed, max_steps=200_000, trace=trace, nappers=nappers, naps=(30, 60, 120, 240))
         self.pairs = QueuePairs(memory_for("interp"), count=1, depth=DEPTH, staging_bytes=512)
         self.queue = self.pairs.record(0)
-        # tickets, and how many entries were read: the controller's turns, which admit to entries, are no part of this
+        # Tickets, and the number of entries read. The controller's turns, which admit threads, are not modeled.
         self.counts = memory_for("interp").allocate(256)
         self.tickets, self.read = self.counts.address, self.counts.address + 128
         self.record = self.pairs._device.words
@@ -57,7 +57,7 @@ class RingModel:
         for k in range(threads):
             self.run.spawn(self._submit, each, name=f"submitter-{k}")
         self.run.spawn(self._fetch, name="controller")
-        # naps follow a look at them
+        # Threads nap after a load of these words.
         for address in (self.queue + 8 * Q_TAIL, *(int(self.record[Q_MARKS]) + 8 * k for k in range(DEPTH))):
             self.run.watched[address] = lambda _: None
 

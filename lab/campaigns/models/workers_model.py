@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from greenlet import getcurrent
 
-from warpwell.scheduler import Ended, Job, Placement, Profile, Request, Task
+from warpwell.scheduler import Profile
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
+from warpwell.scheduler.extend import Ended, Job, Placement, Request, Task
 from warpwell.targets.blocks import cuda
 from warpwell.targets.blocks.control import CONTROL_WORDS
 
