@@ -1,11 +1,13 @@
 # make demo | check | format | test | test-loaded | test-cost | coverage | docs | docs-test | dist | thorough | sanitize | bench
 #     | interleavings | driver-wheel | nvcc | lock | clean
-# Everything runs in .venv, which is built from requirements.lock. What `make docs` and `make coverage`
-# need besides is in requirements-docs.lock, and they install it into .venv: other targets do not wait for it.
+# Everything runs in .venv. `make demo` installs requirements-demo.lock, the other targets requirements.lock, which holds
+# the same and more. What `make docs` and `make coverage` need in addition is in requirements-docs.lock.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+CREATED := $(VENV)/.created
+DEMO_STAMP := $(VENV)/.demo-installed
 STAMP  := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.docs-installed
 # Twice the cores that CI has: tests wait for processes and clocks a fifth of their time.
@@ -14,13 +16,16 @@ WORKERS ?= 4
 # Tests start hundreds of processes, each of which would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
+# The pip of .venv, or that of $(PYTHON) while .venv has none: to unpack one takes seconds.
+PIP = $(if $(shell test -x $(BIN)/pip && echo yes),$(BIN)/python -m pip,$(PYTHON) -m pip --python $(BIN)/python)
+# Without --no-compile pip compiles every module, of which the demo imports a fraction.
+PIP_INSTALL = $(PIP) install --quiet --disable-pip-version-check --no-deps --no-compile
 
 .PHONY: demo test test-loaded test-cost coverage test-gpu docs docs-test thorough bench interleavings driver-wheel nvcc lock clean
 .PHONY: sanitize check types lint formatting c-formatting spelling gauge layout format dist
 .DEFAULT_GOAL := test
 
-demo: $(STAMP)
+demo: $(DEMO_STAMP)
 	$(BIN)/python examples/demo/demo.py
 
 PYTEST := $(BIN)/python -m pytest
@@ -136,12 +141,24 @@ build/nvcc/.installed: requirements-nvcc.lock
 	$(PIP_INSTALL) --quiet --require-hashes --target build/nvcc -r requirements-nvcc.lock
 	touch $@
 
-# The package itself is linked, not copied, so only a changed lock or project file builds again.
-$(STAMP): requirements.lock pyproject.toml
+$(CREATED):
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Warpwell needs Python 3.11 or newer: make PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) --require-hashes -r requirements.lock
+	$(PYTHON) -m venv --without-pip $(VENV)
+	$(PYTHON) -m pip --python $(BIN)/python --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip --default-pip
+	touch $@
+
+# The package itself is linked, not copied, so only a changed lock or project file builds again.
+$(DEMO_STAMP): requirements-demo.lock pyproject.toml | $(CREATED)
+	$(PIP_INSTALL) --require-hashes -r requirements-demo.lock
 	$(PIP_INSTALL) --no-build-isolation -e .
+	touch $@
+
+# All modules are compiled, by all cores: tests treat warnings of the compiler as errors. It reports modules for other
+# versions of Python, which no program imports.
+$(STAMP): requirements.lock $(DEMO_STAMP)
+	$(PIP_INSTALL) --require-hashes -r requirements.lock
+	$(BIN)/python -m ensurepip --default-pip >/dev/null
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
 $(DOCS_STAMP): $(STAMP) requirements-docs.lock
@@ -156,11 +173,14 @@ PIP_COMPILE := build/lock/bin/pip-compile --quiet $(UPGRADE) --strip-extras --al
 lock: build/lock/bin/pip-compile
 	cp requirements.lock build/lock/resolved
 	cp requirements-docs.lock build/lock/resolved-docs
+	cp requirements-demo.lock build/lock/resolved-demo
 	$(PIP_COMPILE) --extra test --extra build --output-file build/lock/resolved pyproject.toml
 	grep -v -e '^#' -e '^warpwell @' build/lock/resolved > requirements.lock  # an extra that names others adds ourselves
 	$(PIP_COMPILE) --extra docs --extra coverage --constraint requirements.lock --output-file build/lock/resolved-docs pyproject.toml
 	grep -v '^#' build/lock/resolved-docs > requirements-docs.lock
-	! grep -n '://' requirements.lock requirements-docs.lock
+	$(PIP_COMPILE) --extra demo --extra build --constraint requirements.lock --output-file build/lock/resolved-demo pyproject.toml
+	grep -v -e '^#' -e '^warpwell @' build/lock/resolved-demo > requirements-demo.lock
+	! grep -n '://' requirements.lock requirements-docs.lock requirements-demo.lock
 
 build/lock/bin/pip-compile:
 	$(PYTHON) -m venv build/lock

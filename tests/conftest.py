@@ -1,4 +1,4 @@
-"""What every test folder shares: skipping where hardware is missing, and repeatable random tests."""
+"""Shared set-up of all test folders: skips for missing hardware, and repeatable random tests."""
 
 import ctypes
 import faulthandler
@@ -28,32 +28,32 @@ if not hasattr(np, "row_stack"):  # numba-cuda 0.30 touches it at the first comp
 settings.register_profile("warpwell", deadline=None, derandomize=True, print_blob=True, max_examples=examples(100))
 settings.load_profile("warpwell")
 
-# A shell lets what it starts in the background ignore Ctrl-C, and so would the programs that tests interrupt; nohup
+# A shell lets background processes ignore Ctrl-C, and so would the programs that tests interrupt; nohup
 # does the same with hang-ups.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 
-# What somebody has set for programs of theirs is none of the tests': devices, checks, the socket of a running service.
+# Tests ignore the user's settings: devices, checks, the socket of a running service.
 for name in [name for name in os.environ if name.startswith("WARPWELL_") and name != "WARPWELL_CACHE_DIR"]:
     del os.environ[name]
 # Programs that tests start must not warn that a compilation takes long; they may log errors.
 os.environ["WARPWELL_LOG_LEVEL"] = "ERROR"
 
-# The clock of timeouts can be advanced (tests/harness/clock.py), also that of the programs that a test starts. It is
+# The clock of timeouts can be advanced (tests/harness/clock.py), also in programs that a test starts. It is
 # eleven days ahead from the start, so that code that mixes it with the clock of the system fails in every test.
 _clock = tempfile.NamedTemporaryFile(prefix="warpwell-clock-")
 _clock.write((10**15).to_bytes(8, sys.byteorder))
 _clock.flush()
 os.environ["WARPWELL_TEST_CLOCK"] = _clock.name
 
-# Nor is a home: compiled code stays in the checkout, and what schedulers learnt in an earlier run is forgotten.
+# Do not write to the home folder: compiled code stays in the checkout, and the schedulers' history is deleted.
 if not os.environ.get("WARPWELL_CACHE_DIR"):
-    os.environ["WARPWELL_CACHE_DIR"] = str(HERE.parent / "build" / "cache")  # for workers and programs, too
-    shutil.rmtree(HERE.parent / "build" / "cache" / "warpwell" / "scheduler", ignore_errors=True)
+    os.environ["WARPWELL_CACHE_DIR"] = str(FOLDER.parent / "build" / "cache")  # for workers and programs, too
+    shutil.rmtree(FOLDER.parent / "build" / "cache" / "warpwell" / "scheduler", ignore_errors=True)
 
 # Test processes share no state of the machine: each one has its own temporary folder, with the boards of turns, the GPU
 # claims of jobs and the sockets of services in it. pytest keeps the folders of failed tests where it always does.
@@ -65,10 +65,10 @@ os.environ["WARPWELL_GPU_LOCKS"] = f"{PRIVATE}/gpus"
 os.environ.pop("XDG_RUNTIME_DIR", None)
 OWNER = os.getpid()
 
-# A warning in the driver layer is an error here, and none where somebody's compiler warns of more than ours.
+# A warning in the driver layer fails the tests. Users' builds tolerate warnings, because compilers differ.
 os.environ["CFLAGS"] = f"{os.environ.get('CFLAGS', '')} -Werror".strip()
 
-# Compiling makes millions of objects that stay: a twentieth of its time went to collections that freed next to nothing.
+# Compilation creates millions of long-lived objects. Python's default thresholds waste 5 % of its time on collections.
 gc.set_threshold(100_000, 20, 50)
 
 # Workers begin at equal distances along this list. Rooms whose tests compile little come first, so that one worker
@@ -88,7 +88,7 @@ WITHOUT_COMPILER = ("test_driver_hook", "test_driver_table")
 
 @pytest.fixture(scope="module", autouse=True)
 def small_heap() -> Iterator[None]:
-    """Let collections look at what the module makes only: compiled code is millions of objects, half a second each."""
+    """Freeze existing objects: compiled code is millions of objects, and a collection takes half a second."""
     gc.collect()
     gc.freeze()
     yield
@@ -124,7 +124,7 @@ _tests = itertools.count()
 
 @pytest.fixture(autouse=True)
 def own_history(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Let a test's schedulers find nothing that those of others have learnt; programs have their own cache folder."""
+    """Start each test with an empty scheduler history; programs have their own cache folder."""
     history = sys.modules.get("warpwell.scheduler.predict.history")
     if history is not None:
         folder = tmp_path_factory.getbasetemp() / f"history{next(_tests)}"
@@ -146,7 +146,7 @@ def gpu_count() -> int:
 
 @cache
 def can_compile() -> bool:
-    """Say whether the driver layer can be built here."""
+    """Return whether the driver layer can be built here."""
     from warpwell.driver import build  # imported for the tests that need it
     from warpwell.errors import DriverBuildError
 
@@ -193,7 +193,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def position(item: pytest.Item) -> tuple[bool, int]:
     """Return the sort key of a test: interpreted ones, which are the shortest, come last."""
-    return item.path.stem.endswith("_interp"), ORDER.index(item.path.relative_to(HERE).parts[0])
+    return item.path.stem.endswith("_interp"), ORDER.index(item.path.relative_to(FOLDER).parts[0])
 
 
 def is_quick(item: pytest.Item) -> bool:
@@ -212,14 +212,14 @@ def pytest_make_collect_report(
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Let each worker start at another room: it finds the others' bytecode of most modules, which pytest compiles."""
     report = yield
-    if report.result and collector.path == HERE:
+    if report.result and collector.path == FOLDER:
         worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
         first = worker * len(report.result) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
         report.result = report.result[first:] + report.result[:first]
     return report
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m selects by marks
+@pytest.hookimpl(tryfirst=True)  # before -m deselects tests by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=position)
     for item in items:

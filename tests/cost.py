@@ -19,7 +19,7 @@ TOLERANCE = 1.1
 
 
 class Recorder:
-    """A pytest plugin. A row of a test has its CPU seconds, own and of children that ended, and what it started."""
+    """A pytest plugin. A row of a test has its CPU seconds, own and of exited children, and its started processes."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)

@@ -46,14 +46,14 @@ class Coverage:
             of_worker.loads(data)
             everything.update(of_worker)
         terminalreporter.section("line coverage by room")
-        lines: Counter[str] = Counter()
+        statement_counts: Counter[str] = Counter()
         missing: Counter[str] = Counter()
         for path in SOURCE.rglob("*.py"):
             _, statements, _, missed, _ = self._measured.analysis2(str(path))
             parts = path.relative_to(SOURCE).parts
             for room in (parts[0] if len(parts) > 1 else "warpwell", "total"):
-                lines[room] += len(statements)
+                statement_counts[room] += len(statements)
                 missing[room] += len(missed)
-        for room in sorted(lines, key=lambda name: (name == "total", name)):
-            share = 1 - missing[room] / max(lines[room], 1)
-            terminalreporter.line(f"{room:12} {lines[room]:6} lines {share:7.1%}")
+        for room in sorted(statement_counts, key=lambda name: (name == "total", name)):
+            share = 1 - missing[room] / max(statement_counts[room], 1)
+            terminalreporter.line(f"{room:12} {statement_counts[room]:6} lines {share:7.1%}")

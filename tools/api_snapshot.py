@@ -31,6 +31,7 @@ PACKAGES = (
     "warpwell.pool",
     "warpwell.remote",
     "warpwell.scheduler",
+    "warpwell.scheduler.extend",
     "warpwell.storage",
     "warpwell.table",
     "warpwell.train",

@@ -13,7 +13,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 TAG = "py3-none-linux_x86_64"
-"""The wheel's tag: object files are loaded by LLVM and depend neither on the version nor on the ABI of Python."""
+"""The wheel's tag: object files are loaded by LLVM and do not depend on the version or the ABI of Python."""
 
 
 class NativeCodeHook(BuildHookInterface[Any]):
@@ -53,5 +53,5 @@ class NativeCodeHook(BuildHookInterface[Any]):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return None
-        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        return f"the compilation failed ({lines[-1]})"
+        error_lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        return f"the compilation failed ({error_lines[-1]})"

@@ -51,7 +51,7 @@ def functions() -> Iterator[Callable[..., int]]:
 
 def build(folder: Path) -> int:
     """Write all object files, PTX and the manifest; return the number of files."""
-    # Checksums choose their instructions by this processor, and not by the one that builds.
+    # Checksums choose their instructions by this processor, and not by the processor of the build.
     config.CPU_NAME, config.CPU_FEATURES = shipped.PROCESSOR, "+sse4.2,+pclmul"
     import_all()
     objects = folder / shipped.PROCESSOR

@@ -94,8 +94,8 @@ def cycles(folders: Iterable[Path]) -> Calls:
 
 def variables(text: str, declared: set[str]) -> set[str]:
     """Return the variables of `declared` that a C file defines."""
-    lines = _IGNORED.sub(" ", text).splitlines()
-    defining = [line for line in lines if re.match(r"(?!extern|static|typedef)[A-Za-z_][^()=]*[;=]", line)]
+    source_lines = _IGNORED.sub(" ", text).splitlines()
+    defining = [line for line in source_lines if re.match(r"(?!extern|static|typedef)[A-Za-z_][^()=]*[;=]", line)]
     return {name for line in defining for name in re.findall(r"\w+", line.split("=")[0])} & declared
 
 
@@ -137,9 +137,9 @@ def problems(found: Calls) -> list[str]:
 def main() -> int:
     """Print the calls that close cycles; return 1 if there are any."""
     argparse.ArgumentParser(prog="python -m tools.c_calls", description=main.__doc__).parse_args()
-    lines = problems(cycles(ROOT / folder for folder in FOLDERS))
-    print("\n".join(lines) or "no cycles")
-    return int(bool(lines))
+    found = problems(cycles(ROOT / folder for folder in FOLDERS))
+    print("\n".join(found) or "no cycles")
+    return int(bool(found))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ INNER_DOORS = (
     "nvme.identify",
     "nvme.status",
     "queues.layout",
+    "scheduler.extend",
     "storage.commands",
     "targets.blocks",
     "targets.bus_error",

@@ -64,7 +64,8 @@ class Clone:
         subprocess.run(["git", "clone", "--quiet", ROOT, folder], check=True)
         (folder / ".venv").symlink_to(ROOT / ".venv")
         # The environment is newer than these files, so make does not build it again.
-        subprocess.run(["touch", "-d", "2000-01-01", "requirements.lock", "pyproject.toml"], cwd=folder, check=True)
+        names = ("requirements.lock", "requirements-demo.lock", "pyproject.toml")
+        subprocess.run(["touch", "-d", "2000-01-01", *names], cwd=folder, check=True)
 
     def run(self, *command: str) -> tuple[int, str]:
         """Run a command on all files of the clone; return its status and its output."""

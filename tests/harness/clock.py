@@ -14,7 +14,7 @@ from warpwell._os import clock
 def time_passes(seconds: float, when: Callable[[], bool] = lambda: True) -> Iterator[None]:
     """Advance the clock by `seconds` again and again while the block runs and `when` returns True.
 
-    Timeouts start anew after progress, so one advance may come too early.
+    Timeouts restart after progress, so one advance can be too early.
     """
     over = threading.Event()
 

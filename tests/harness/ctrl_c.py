@@ -50,7 +50,7 @@ def _interrupted(function: Callable[[], object], at: int) -> Iterator[bool]:
         function()
     except TimeoutError:
         pass
-    except (KeyboardInterrupt, RuntimeError):  # `threading` may find a lock released
+    except (KeyboardInterrupt, RuntimeError):  # RuntimeError: `threading` may find its lock already released
         is_interrupted = True
     finally:
         sys.settrace(before)

@@ -1,4 +1,4 @@
-"""A machine of files: the parts of /sys, /proc and /dev that tell of NVMe drives, in a folder.
+"""A machine of files: the parts of /sys, /proc and /dev that describe NVMe drives, in a folder.
 
 `answering` is its kernel: it does what is written to `driver_override`, `unbind` and `drivers_probe`, and knows which
 block devices are claimed.
@@ -17,7 +17,7 @@ from warpwell.drives import Machine, binding
 
 
 class FakeMachine(Machine):
-    """A machine whose files lie in a folder; the methods add to it what a test needs."""
+    """A machine whose files are in a folder; the methods add files for a test."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -109,9 +109,9 @@ class FakeMachine(Machine):
             self.text(f"{folder}/partition", 1)
             self.link(f"sys/class/block/{of}/{name}", folder)
 
-    def mount(self, source: str, place: str, number: str = "0:99") -> None:
+    def mount(self, source: str, mount_point: str, number: str = "0:99") -> None:
         """Mount a device."""
-        self.append("proc/self/mountinfo", f"30 1 {number} / {place} rw,relatime shared:1 - ext4 {source} rw")
+        self.append("proc/self/mountinfo", f"30 1 {number} / {mount_point} rw,relatime shared:1 - ext4 {source} rw")
 
     def hold(self, name: str, holder: str) -> None:
         """Build a block device on another."""
@@ -128,7 +128,7 @@ def answering(
     ----------
     machine : FakeMachine
     claimed : tuple of str
-        Block devices that somebody else has claimed.
+        Block devices that another program has claimed.
     takes : bool
         Whether vfio-pci takes devices that it is given.
     """

@@ -1,4 +1,4 @@
-"""Real graphs: what traversals find is what SciPy finds, in several tiers and with caches from one page up.
+"""Real graphs: traversals agree with SciPy, in several tiers and with caches of one page or more.
 
     python -m tests.harness.graphs --data FOLDER
 
@@ -72,7 +72,7 @@ def weighted(graph: Graph, folder: Path, dtype: str, order: str) -> Graph:
 
 
 class Expected:
-    """What SciPy finds in a graph."""
+    """SciPy's results for a graph."""
 
     def __init__(self, graph: Graph, source: int) -> None:
         offsets, edges, weights = given_rows(graph)
@@ -94,9 +94,9 @@ class Expected:
     def components(self) -> NDArray[Any]:
         """Return the least vertex of each vertex's component."""
         count, groups = csgraph.connected_components(self._links, directed=False)
-        least = np.full(count, self.graph.vertices)
-        np.minimum.at(least, groups, np.arange(self.graph.vertices))
-        return least[groups]
+        smallest = np.full(count, self.graph.vertices)
+        np.minimum.at(smallest, groups, np.arange(self.graph.vertices))
+        return smallest[groups]
 
     def pagerank(self, iterations: int) -> NDArray[Any]:
         """Return ranks after some iterations."""
@@ -117,12 +117,12 @@ class Expected:
 
 def distances(found: Any) -> NDArray[Any]:
     """Return distances as SciPy has them."""
-    none = found.values == np.iinfo(np.int64).max if found.values.dtype == np.int64 else np.isinf(found.values)
-    return np.where(none, np.inf, found.values)
+    unreached = found.values == np.iinfo(np.int64).max if found.values.dtype == np.int64 else np.isinf(found.values)
+    return np.where(unreached, np.inf, found.values)
 
 
 def runs(loaded: LoadedGraph, source: int, iterations: int) -> dict[str, Callable[[], tuple[Any, NDArray[Any]]]]:
-    """Return the traversals of a graph, by name: their results, and what SciPy's are compared with."""
+    """Return the traversals of a graph, by name: their results, in the form that is compared with SciPy's."""
 
     def of(run: Callable[[], Any], part: Callable[[Any], Any]) -> Callable[[], tuple[Any, NDArray[Any]]]:
         def call() -> tuple[Any, NDArray[Any]]:
@@ -145,7 +145,7 @@ def runs(loaded: LoadedGraph, source: int, iterations: int) -> dict[str, Callabl
 def check(graph: Graph, name: str, device: str | None, quick: bool, everything: bool) -> int:
     """Run everything on a graph; print a line for each result, and return how many differ."""
     source = int(np.argmax(np.diff(graph.load()[0])))
-    expected, known, wrong = Expected(graph, source), dict[str, NDArray[Any]](), 0
+    expected, solved, wrong = Expected(graph, source), dict[str, NDArray[Any]](), 0
     quarter = max(PAGE, graph.edges * 4 // 4)
     settings: list[tuple[str, dict[str, Any]]] = [
         ("host", {"tier": "host"}),
@@ -162,14 +162,14 @@ def check(graph: Graph, name: str, device: str | None, quick: bool, everything: 
                     print(f"{name:28} {loaded.edges.tier:8} {setting:20} {algorithm:11} left out (--all)", flush=True)
                     continue
                 key = f"{algorithm} {iterations}" if algorithm == "pagerank" else algorithm
-                if key not in known:
-                    given = (iterations,) if algorithm == "pagerank" else ()
-                    known[key] = getattr(expected, algorithm)(*given)
-                begun = time.perf_counter()
+                if key not in solved:
+                    arguments = (iterations,) if algorithm == "pagerank" else ()
+                    solved[key] = getattr(expected, algorithm)(*arguments)
+                start = time.perf_counter()
                 result, found = run()
-                took = time.perf_counter() - begun
-                close = np.allclose(found, known[key], rtol=1e-10, atol=0)
-                equal = close if algorithm == "pagerank" else np.array_equal(found, known[key])
+                took = time.perf_counter() - start
+                close = np.allclose(found, solved[key], rtol=1e-10, atol=0)
+                equal = close if algorithm == "pagerank" else np.array_equal(found, solved[key])
                 wrong += not equal
                 read = f"{result.stats.bytes_read / 1e6:.1f} MB"
                 print(
@@ -195,7 +195,7 @@ def main() -> int:
             print(f"{file}: not in {options.data}")
             continue
         with tempfile.TemporaryDirectory() as folder:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             kinds = [(True, "int32")] if FILES[file] else [(False, "float32"), (True, "int32")]
             for undirected, dtype in kinds:
                 out = Path(folder) / f"{undirected}.ww"
@@ -205,7 +205,7 @@ def main() -> int:
                     name = f"{file.split('.')[0]}, {order}{'' if undirected else ', directed'}"
                     print(
                         f"{name}: {graph.vertices:,} vertices, {graph.edges:,} edges, made in "
-                        f"{time.perf_counter() - begun:.1f} s",
+                        f"{time.perf_counter() - start:.1f} s",
                         flush=True,
                     )
                     wrong += check(graph, name, options.device, options.quick, options.all)

@@ -1,4 +1,4 @@
-"""Load on key-value queues whose every value can be checked: it says which key it belongs to, and its own size."""
+"""Load on key-value queues with values that can be checked: each one contains its key and its size."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ WRONG = 1
 """The value, or its size, is not the key's."""
 FAILED = 2
 """Unrecovered error."""
-LATE = 3
+TOO_SLOW = 3
 """No completion in time."""
 FULL = 4
 """No id was free."""
-OTHER = 5
+BAD_STATUS = 5
 """Any other status."""
 OUTCOMES = 6
 
@@ -62,13 +62,13 @@ def words_of_value(key: int) -> int:
 def fill_checked(store: Any, keys: int) -> None:
     """Put the values of keys 0 to ``keys - 1`` into a `KeyValueMemory`."""
     for key in range(keys):
-        words = np.array([content(key, k) for k in range(words_of_value(key))])
-        store.fill(np.array([key]), words.view(np.uint8)[None])
+        content_words = np.array([content(key, k) for k in range(words_of_value(key))])
+        store.fill(np.array([key]), content_words.view(np.uint8)[None])
 
 
 @device
 def send_retrieve(queue: int, nsid: int, key: int, kind: int) -> Any:
-    """Ask for the value of an 8-byte key; return the id, whose state is then `kind`, or `NOTHING` (thread)."""
+    """Request the value of an 8-byte key; return the id, now in state `kind`, or `NOTHING` (thread)."""
     cid = take_id(queue, 0)
     if cid < 0:
         return NOTHING
@@ -87,12 +87,12 @@ def send_retrieve(queue: int, nsid: int, key: int, kind: int) -> Any:
 def outcome_of(queue: int, cid: int, key: int, answer: int) -> int:
     """Check what came for a key."""
     if answer == TIMED_OUT:
-        return LATE
+        return TOO_SLOW
     status = answer & 0xFFFF
     if status == KV_UNRECOVERED_ERROR:
         return FAILED
     if status != 0:
-        return OTHER
+        return BAD_STATUS
     count = words_of_value(key)
     if answer >> 16 != 8 * count:
         return WRONG
@@ -132,14 +132,14 @@ def retrieve_checked(
 
 
 @device
-def keep_busy(queue: int, nsid: int, keys: int, most: int, until: int, counts: Any) -> None:
-    """Keep up to `most` retrieves under way until that time, then wait for what is left (one thread a queue)."""
+def keep_busy(queue: int, nsid: int, keys: int, max_in_flight: int, until: int, counts: Any) -> None:
+    """Keep `max_in_flight` retrieves in flight until that time, then drain the queue (one thread a queue)."""
     held = 0
     n = 0
     attempt = 0
     while held > 0 or clock_ns() < until:
         worked = False
-        if held < most and clock_ns() < until:
+        if held < max_in_flight and clock_ns() < until:
             key = rem(n, keys)
             cid = send_retrieve(queue, nsid, key, ASYNC)
             if cid >= 0:
@@ -165,20 +165,22 @@ def keep_busy(queue: int, nsid: int, keys: int, most: int, until: int, counts: A
 
 
 @kernel
-def keep_all_busy(queues: int, nsid: int, keys: int, most: int, nanoseconds: int, counts: Any) -> None:
+def keep_all_busy(queues: int, nsid: int, keys: int, max_in_flight: int, nanoseconds: int, counts: Any) -> None:
     """Thread i keeps queue i busy."""
     until = clock_ns() + nanoseconds
-    keep_busy(queues + grid(1) * (8 * Q_WORDS), nsid, keys, most, until, counts)
+    keep_busy(queues + grid(1) * (8 * Q_WORDS), nsid, keys, max_in_flight, until, counts)
 
 
 @kernel
-def one_beside_busy(queues: int, nsid: int, keys: int, most: int, nanoseconds: int, counts: Any, times: Any) -> None:
+def one_beside_busy(
+    queues: int, nsid: int, keys: int, max_in_flight: int, nanoseconds: int, counts: Any, times: Any
+) -> None:
     """Thread 0 retrieves one value after the other and notes each time (ns); the others keep their queues busy."""
     i = grid(1)
     queue = queues + i * (8 * Q_WORDS)
     until = clock_ns() + nanoseconds
     if i > 0:
-        keep_busy(queue, nsid, keys, most, until, counts)
+        keep_busy(queue, nsid, keys, max_in_flight, until, counts)
         return
     n = 0
     while n < len(times) and clock_ns() < until:

@@ -60,7 +60,7 @@ STRIDE = 4
 S_KEY0 = 0
 S_KEY1 = 1
 S_SIZES = 2
-"""Size of the key (0: free) and from bit 8 on that of the value; -1 where a key was deleted."""
+"""Size of the key (0: free) and, from bit 8 on, size of the value; -1 if the key was deleted."""
 S_VALUE = 24
 """Byte offset of the value."""
 
@@ -102,8 +102,8 @@ class KeyValueMemory:
 
     def fill(self, keys: NDArray[np.int64], values: NDArray[np.uint8]) -> None:
         """Put values (``[N, nbytes]``) under 8-byte keys that were not there."""
-        words = self._state.words
-        slots, stride = int(words[SLOTS]), int(words[STRIDE])
+        fields = self._state.words
+        slots, stride = int(fields[SLOTS]), int(fields[STRIDE])
         rows = self._block.view(np.dtype(np.uint8)).reshape(slots, stride)
         heads = rows[:, :S_VALUE].view(np.int64)
         for key, value in zip(keys.tolist(), values, strict=True):
@@ -116,19 +116,19 @@ class KeyValueMemory:
 
 @device
 def find(state: int, key0: int, key1: int, size: int) -> int:
-    """Return the address of a key's slot, or minus that of a place for it, or 0 where there is none."""
+    """Return the address of a key's slot, or minus the address of a free slot, or 0 if the table is full."""
     slots = word(state, SLOTS)
-    place = 0
+    free_slot = 0
     for k in range(slots):
         at = word(state, BASE) + word(state, STRIDE) * ((key0 + k) & (slots - 1))
         sizes = word(at, S_SIZES)
-        if sizes <= 0 and place == 0:
-            place = -at
+        if sizes <= 0 and free_slot == 0:
+            free_slot = -at
         if sizes == 0:
-            return place
+            return free_slot
         if sizes & 0xFF == size and word(at, S_KEY0) == key0 and word(at, S_KEY1) == key1 and sizes > 0:
             return at
-    return place
+    return free_slot
 
 
 @native
@@ -174,9 +174,9 @@ def run(state: int, opcode: int, size: int, options: int, key0: int, key1: int, 
         return 0
     if opcode == KV_EXIST:
         return 0
-    whole = word(slot, S_SIZES) >> 8
-    copy_bytes(buffer, slot + S_VALUE, min(whole, nbytes))
-    return whole << 16
+    value_size = word(slot, S_SIZES) >> 8
+    copy_bytes(buffer, slot + S_VALUE, min(value_size, nbytes))
+    return value_size << 16
 
 
 # -- client ---------------------------------------------------------------------------------------------------
@@ -184,9 +184,9 @@ def run(state: int, opcode: int, size: int, options: int, key0: int, key1: int, 
 
 @device
 def send(queue: int, nsid: int, command: int, buffer: int) -> Any:
-    """Submit a command; return its id, or `NOTHING` where none is free (thread; never waits).
+    """Submit a command; return its id, or `NOTHING` if no id is free (thread; never waits).
 
-    `command` is the address of its words (`COMMAND_WORDS` of them), `buffer` that of the value to store. The
+    `command` is the address of its words (`COMMAND_WORDS` of them), `buffer` the address of the value to store. The
     value goes through the id's staging, which a retrieve finds full of ones.
     """
     cid = take_id(queue, 0)
@@ -208,12 +208,12 @@ def send(queue: int, nsid: int, command: int, buffer: int) -> Any:
 
 @device
 def settle(queue: int) -> None:
-    """Drain the queue, and release an id whose waiter gave up and whose completion came (thread)."""
+    """Drain the queue, and release an id that was abandoned and has completed (thread)."""
     lane = lane_id()
     drain(queue, 1 << lane, lane, lane)
-    late = take_ready(queue)
-    if late >= 0:
-        release_id(queue, late)
+    completed = take_ready(queue)
+    if completed >= 0:
+        release_id(queue, completed)
 
 
 @device
@@ -236,7 +236,7 @@ def wait(queue: int, cid: int, limit_ns: int) -> Any:
 
 @device
 def request(queue: int, nsid: int, command: int, buffer: int, limit_ns: int) -> Any:
-    """Send a command and wait for it; what was retrieved is in `buffer` (thread). Returns what `wait` does."""
+    """Send a command and wait for it; a retrieved value is in `buffer` (thread). Returns what `wait` does."""
     cid = send(queue, nsid, command, buffer)
     if cid < 0:
         return NOTHING

@@ -27,8 +27,8 @@ class NativeCalls:
 
     def start(self, command: Any, tag: int) -> int:
         """Start a command of eight words; return ``status | result << 16``, or `PENDING`."""
-        words = np.array(command, np.int64)
-        return int(self._start(self._native.state, words.ctypes.data, tag))
+        fields = np.array(command, np.int64)
+        return int(self._start(self._native.state, fields.ctypes.data, tag))
 
     def start_block(self, opcode: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
         """Start a command to blocks; return its status, or `PENDING`."""

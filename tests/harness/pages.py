@@ -1,6 +1,6 @@
 """The pages of README.md and docs/, and the code blocks in them.
 
-A block that cannot run everywhere has a line before it that says what it needs, for readers and tests alike:
+A block that cannot run everywhere has a line before it that names its requirements, for readers and tests:
 ``*Needs a GPU.*``
 """
 
@@ -30,7 +30,7 @@ _BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A code block: its language, its text, its first line in the page, and what it needs to run."""
+    """A code block: its language, its text, its first line in the page, and its requirements."""
 
     language: str
     code: str
@@ -49,7 +49,7 @@ def blocks(page: Path, language: str) -> list[Block]:
 
 
 def program(of: Iterable[Block]) -> str:
-    """Return the blocks as one program, each at the line at which it stands in its page."""
+    """Return the blocks as one program, each at its line of the page."""
     text = ""
     for block in of:
         text += "\n" * (block.line - 1 - text.count("\n")) + block.code

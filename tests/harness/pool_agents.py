@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from tests.harness.until import HANG_SECONDS
+
 from warpwell.pool.agent.agent import Agent, start
 from warpwell.pool.agent.runtime import Runtime
 from warpwell.pool.agent.spare import SpareDevice
@@ -55,7 +57,7 @@ def _pool(
     with Devices(own, **options) as made:
         yield made, agents
     for thread, transport in zip(threads, ends, strict=True):
-        thread.join(10)
+        thread.join(HANG_SECONDS)
         transport.close()
         if thread.is_alive():
             raise TimeoutError("an agent does not end")

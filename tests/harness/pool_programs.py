@@ -1,7 +1,7 @@
 """`Program`: random programs of copies, launches and events over the devices of a pool, compared bit for bit.
 
 ``python -m tests.harness.pool_programs --programs 500 --agents 3 --seed 7`` runs them over agents in this process;
-under ``warpwell run --agents 3 -m tests.harness.pool_programs``, over those of the job.
+under ``warpwell run --agents 3 -m tests.harness.pool_programs``, over the job's devices.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ LARGE = 1_100_003
 """Items of a few programs: more than is copied before a call returns."""
 
 LIMIT = 60.0
-"""Seconds that anything may take, once it is compiled."""
+"""Timeout in seconds of each operation, without compilation."""
 
 COMPILING = 600.0
-"""Seconds that the first launches may take: where several agents compile for the first time, on few cores."""
+"""Timeout in seconds of the first launches, while several agents compile on few cores."""
 
 Clock = dict[int, int]
 
@@ -66,8 +66,8 @@ def fail(number: int) -> None:
     raise ValueError(f"planned failure {number};")
 
 
-class _Place:
-    """A buffer, what it should hold, and who wrote and read it last."""
+class _Memory:
+    """A buffer, its expected content, and the calls that wrote and read it last."""
 
     def __init__(self, device: int, buffer: Any, expected: NDArray[np.int64]) -> None:
         self.device = device
@@ -81,7 +81,7 @@ class Program:
     """A random program, run while it is made: NumPy in step with the devices.
 
     Every stream knows by a clock which calls of others it comes after. Where a call needs more, the program
-    synchronizes, in one of the ways that there are. So what it computes is determined, and all else is as concurrent
+    synchronizes, with one of several methods. So its results are determined, and all else is as concurrent
     as it can be.
 
     Parameters
@@ -90,7 +90,7 @@ class Program:
     seed : int
     steps : int
     failing : set of int, optional
-        The planned failures that nobody was told of yet. Programs that use the same devices at the same time share it:
+        The planned failures not raised yet. Programs that use the same devices at the same time share it:
         they have the default streams in common.
     """
 
@@ -108,13 +108,13 @@ class Program:
             self._streams += [device.default_stream, device.stream(), device.stream(priority=1)]
             self._of += [index] * 3
         self._open = [list(range(3 * index, 3 * index + 3)) for index in range(len(found))]
-        self._last: dict[int, Any] = {}  # of streams that are closed: an event behind all they did, or None
+        self._last: dict[int, Any] = {}  # of closed streams: an event after all their work, or None
         self._lent: list[tuple[NDArray[np.int64], int, int]] = []
         self._clocks: list[Clock] = [{} for _ in self._streams]
         self._host: Clock = {}
         self._calls = [0] * len(self._streams)
         self._events: list[Any] = []
-        self._places: list[_Place] = []
+        self._memories: list[_Memory] = []
         self._failing = set() if failing is None else failing
 
     def run(self) -> None:
@@ -143,10 +143,10 @@ class Program:
             step = self._random.choice(steps)
             self.counts[step.__name__[1:]] = self.counts.get(step.__name__[1:], 0) + 1
             step()
-        for place in self._places:
-            self._compare(place)
+        for memory in self._memories:
+            self._compare(memory)
         for device in self._devices:
-            self._told(device.synchronize, LIMIT)
+            self._note_failures(device.synchronize, LIMIT)
         for number, stream in enumerate(self._streams):
             if number not in self._last:
                 stream.close()
@@ -156,32 +156,32 @@ class Program:
     def _allocate(self, index: int) -> None:
         stream = self._stream(index)
         expected = self._fresh(self._length)
-        place = _Place(index, self._devices[index].empty(self._length, np.int64, self._streams[stream]), expected)
-        self._use(stream, [], [place])
-        place.buffer.copy_from(expected.copy(), self._streams[stream])
-        self._places.append(place)
+        memory = _Memory(index, self._devices[index].empty(self._length, np.int64, self._streams[stream]), expected)
+        self._use(stream, [], [memory])
+        memory.buffer.copy_from(expected.copy(), self._streams[stream])
+        self._memories.append(memory)
 
     def _upload(self) -> None:
-        place = self._random.choice(self._places)
-        stream, part = self._stream(place.device), self._part()
+        memory = self._random.choice(self._memories)
+        stream, part = self._stream(memory.device), self._part()
         source = self._fresh(len(range(*part.indices(self._length))))
-        self._use(stream, [], [place])
-        place.expected[part] = source
+        self._use(stream, [], [memory])
+        memory.expected[part] = source
         strided = np.zeros((len(source), 2), np.int64)
         strided[:, 0] = source
-        given = strided[:, 0] if self._random.random() < 0.3 else source
-        place.buffer[part].copy_from(given, self._streams[stream])
-        given[...] = -1  # it was taken when the call returned
+        data = strided[:, 0] if self._random.random() < 0.3 else source
+        memory.buffer[part].copy_from(data, self._streams[stream])
+        data[...] = -1  # the call has copied the data before its return
 
     def _lend(self) -> None:
         """Copy from a pinned array, which must stay as it is until the stream is there, but may be dropped."""
-        place = self._random.choice(self._places)
-        stream, part = self._stream(place.device), self._part()
+        memory = self._random.choice(self._memories)
+        stream, part = self._stream(memory.device), self._part()
         source = pinned_empty(len(range(*part.indices(self._length))), np.int64)
         source[...] = self._fresh(len(source))
-        self._use(stream, [], [place])
-        place.expected[part] = source
-        place.buffer[part].copy_from(source, self._streams[stream])
+        self._use(stream, [], [memory])
+        memory.expected[part] = source
+        memory.buffer[part].copy_from(source, self._streams[stream])
         if self._random.random() < 0.5:
             self._lent.append((source, stream, self._calls[stream]))
 
@@ -204,28 +204,28 @@ class Program:
         self._clocks.append({})
 
     def _download(self) -> None:
-        self._compare(self._random.choice(self._places))
+        self._compare(self._random.choice(self._memories))
 
     def _between(self) -> None:
-        source, destination = self._random.sample(self._places, 2)
+        source, destination = self._random.sample(self._memories, 2)
         self._copy(destination, source)
 
     def _opposite(self) -> None:
         """Copy both ways between two devices, with nothing in between."""
         if len(self._devices) < 2:
             return
-        one, other = self._random.sample(range(len(self._devices)), 2)
-        a, b = self._random.sample([p for p in self._places if p.device == one], 2)
-        c, d = self._random.sample([p for p in self._places if p.device == other], 2)
+        left, right = self._random.sample(range(len(self._devices)), 2)
+        a, b = self._random.sample([p for p in self._memories if p.device == left], 2)
+        c, d = self._random.sample([p for p in self._memories if p.device == right], 2)
         self._copy(c, a)
         self._copy(b, d)
 
     def _within(self) -> None:
         index = self._random.randrange(len(self._devices))
-        source, destination = self._random.sample([p for p in self._places if p.device == index], 2)
+        source, destination = self._random.sample([p for p in self._memories if p.device == index], 2)
         self._copy(destination, source)
 
-    def _copy(self, destination: _Place, source: _Place) -> None:
+    def _copy(self, destination: _Memory, source: _Memory) -> None:
         part = self._part()
         self._devices[destination.device].transfers.direct = self._random.random() < 0.7
         streams: list[int] = [3 * destination.device, 3 * source.device]
@@ -235,24 +235,24 @@ class Program:
             streams = [chosen]
         for stream in streams:
             self._after(stream, [*source.written, *destination.written, *destination.read])
-        if len(set(streams)) == 2:  # the copy is in the order of both
+        if len(set(streams)) == 2:  # both streams order the copy
             for stream in streams:
                 self._merge(self._clocks[stream], self._clocks[streams[0]])
                 self._merge(self._clocks[streams[0]], self._clocks[stream])
             self._clocks[streams[1]] = dict(self._clocks[streams[0]])
-        places = [(s, self._count(s)) for s in dict.fromkeys(streams)]
+        uses = [(s, self._count(s)) for s in dict.fromkeys(streams)]
         for stream in streams:
-            for at in places:
+            for at in uses:
                 self._clocks[stream][at[0]] = at[1]
-        source.read += places
-        destination.written, destination.read = places, []
+        source.read += uses
+        destination.written, destination.read = uses, []
         destination.expected[part] = source.expected[part]
-        given = None if chosen is None else self._streams[chosen]
-        self._devices[destination.device].copy(destination.buffer[part], source.buffer[part], given)
+        native = None if chosen is None else self._streams[chosen]
+        self._devices[destination.device].copy(destination.buffer[part], source.buffer[part], native)
 
     def _launch(self) -> None:
         index = self._random.randrange(len(self._devices))
-        x, y, z = (self._random.choice([p for p in self._places if p.device == index]) for _ in range(3))
+        x, y, z = (self._random.choice([p for p in self._memories if p.device == index]) for _ in range(3))
         stream, part = self._stream(index), self._part()
         native, length = self._streams[stream], len(range(*part.indices(self._length)))
         if self._random.random() < 0.5:
@@ -267,26 +267,26 @@ class Program:
             add[length, native](x.buffer[part], y.buffer[part], z.buffer[part])
 
     def _fill(self) -> None:
-        place = self._random.choice(self._places)
-        stream, part, value = self._stream(place.device), self._part(), self._random.randrange(1 << 60)
-        self._use(stream, [], [place])
-        place.expected[part] = value
-        place.buffer[part].fill(value, self._streams[stream])
+        memory = self._random.choice(self._memories)
+        stream, part, value = self._stream(memory.device), self._part(), self._random.randrange(1 << 60)
+        self._use(stream, [], [memory])
+        memory.expected[part] = value
+        memory.buffer[part].fill(value, self._streams[stream])
 
     def _call(self) -> None:
-        place = self._random.choice(self._places)
-        stream = self._stream(place.device)
-        self._use(stream, [], [place])
-        place.expected *= 2
-        result = self._devices[place.device].call(double, place.buffer, stream=self._streams[stream])
+        memory = self._random.choice(self._memories)
+        stream = self._stream(memory.device)
+        self._use(stream, [], [memory])
+        memory.expected *= 2
+        result = self._devices[memory.device].call(double, memory.buffer, stream=self._streams[stream])
         if self._random.random() < 0.5:
             assert result.get(LIMIT) == self._length
             self._host_knows(stream)
 
     def _fail(self) -> None:
-        """Call what raises: of use to nobody, and harmful to nothing that comes after it."""
+        """Call a function that raises; later calls are not affected."""
         stream = self._any_stream()
-        at_once = self._random.random() < 0.3  # by `get`; who synchronizes meanwhile is told too
+        at_once = self._random.random() < 0.3  # `get` raises the error; a concurrent synchronization does, too
         number = -1 if at_once else 1000 * self.seed + self.counts["fail"]
         if not at_once:
             self._failing.add(number)
@@ -299,7 +299,7 @@ class Program:
             else:
                 raise AssertionError("a function that raises has a result")
 
-    def _told(self, call: Callable[..., Any], *arguments: Any) -> Any:
+    def _note_failures(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Synchronize, and note the failures that it raises."""
         while True:
             try:
@@ -315,11 +315,11 @@ class Program:
 
     def _replace(self) -> None:
         """Free a buffer while it may still be in use, and allocate another."""
-        place = self._places.pop(self._random.randrange(len(self._places)))
+        memory = self._memories.pop(self._random.randrange(len(self._memories)))
         if self._random.random() < 0.5:
-            place.buffer.free()
-        index = place.device
-        del place
+            memory.buffer.free()
+        index = memory.device
+        del memory
         self._allocate(index)
 
     def _record(self) -> None:
@@ -343,17 +343,17 @@ class Program:
 
     # -- order -------------------------------------------------------------------------------------------------------
 
-    def _use(self, stream: int, read: Sequence[_Place], written: Sequence[_Place]) -> None:
+    def _use(self, stream: int, read: Sequence[_Memory], written: Sequence[_Memory]) -> None:
         """Count a call of a stream, behind what it depends on."""
-        for place in read:
-            self._after(stream, place.written)
-        for place in written:
-            self._after(stream, [*place.written, *place.read])
+        for memory in read:
+            self._after(stream, memory.written)
+        for memory in written:
+            self._after(stream, [*memory.written, *memory.read])
         at = stream, self._count(stream)
-        for place in read:
-            place.read.append(at)
-        for place in written:
-            place.written, place.read = [at], []
+        for memory in read:
+            memory.read.append(at)
+        for memory in written:
+            memory.written, memory.read = [at], []
 
     def _count(self, stream: int) -> int:
         self._merge(self._clocks[stream], self._host)
@@ -364,38 +364,38 @@ class Program:
     def _after(self, stream: int, calls: Sequence[tuple[int, int]]) -> None:
         """Let a stream come after calls of others, by one of the means."""
         self._merge(self._clocks[stream], self._host)
-        for other, number in calls:
-            if self._clocks[stream].get(other, 0) >= number:
+        for producer, number in calls:
+            if self._clocks[stream].get(producer, 0) >= number:
                 continue
-            native, way = self._streams[other], self._random.randrange(8)
-            if other in self._last:
-                self._after_closed(stream, other, way)
-            elif way < 4:
+            native, method = self._streams[producer], self._random.randrange(8)
+            if producer in self._last:
+                self._after_closed(stream, producer, method)
+            elif method < 4:
                 event = native.record()
                 self._streams[stream].wait(event)
-            elif way < 6:
+            elif method < 6:
                 self._streams[stream].wait(native)
-            elif way == 6:
-                self._told(native.record().synchronize, LIMIT)
-                self._host_knows(other)
+            elif method == 6:
+                self._note_failures(native.record().synchronize, LIMIT)
+                self._host_knows(producer)
             else:
-                self._told(native.synchronize, LIMIT)
-                self._host_knows(other)
-            self._merge(self._clocks[stream], self._clocks[other])
+                self._note_failures(native.synchronize, LIMIT)
+                self._host_knows(producer)
+            self._merge(self._clocks[stream], self._clocks[producer])
 
-    def _after_closed(self, stream: int, other: int, way: int) -> None:
-        event = self._last[other]
+    def _after_closed(self, stream: int, producer: int, method: int) -> None:
+        event = self._last[producer]
         if event is None:
-            self._synchronize_device(self._of[other])
-        elif way < 6:
+            self._synchronize_device(self._of[producer])
+        elif method < 6:
             self._streams[stream].wait(event)
         else:
-            self._told(event.synchronize, LIMIT)
+            self._note_failures(event.synchronize, LIMIT)
             assert event.done
-            self._host_knows(other)
+            self._host_knows(producer)
 
     def _synchronize_device(self, index: int) -> None:
-        self._told(self._devices[index].synchronize, LIMIT)
+        self._note_failures(self._devices[index].synchronize, LIMIT)
         for stream, of in enumerate(self._of):
             if of == index:
                 self._host_knows(stream)
@@ -404,8 +404,8 @@ class Program:
         self._merge(self._host, self._clocks[stream])
 
     @staticmethod
-    def _merge(clock: Clock, other: Clock) -> None:
-        for stream, number in other.items():
+    def _merge(clock: Clock, added: Clock) -> None:
+        for stream, number in added.items():
             clock[stream] = max(clock.get(stream, 0), number)
 
     # -- choices -----------------------------------------------------------------------------------------------------
@@ -425,23 +425,23 @@ class Program:
     def _fresh(self, length: int) -> NDArray[np.int64]:
         return self._numbers.integers(-(1 << 62), 1 << 62, length)
 
-    def _compare(self, place: _Place) -> None:
-        stream = self._stream(place.device)
-        self._use(stream, [place], [])
+    def _compare(self, memory: _Memory) -> None:
+        stream = self._stream(memory.device)
+        self._use(stream, [memory], [])
         into = pinned_empty(self._length, np.int64) if self._random.random() < 0.3 else None
-        found = self._told(place.buffer.copy_to_host, into, self._streams[stream])
+        found = self._note_failures(memory.buffer.copy_to_host, into, self._streams[stream])
         self._host_knows(stream)
-        wrong = np.flatnonzero(found != place.expected)
+        wrong = np.flatnonzero(found != memory.expected)
         assert not wrong.size, (
-            f"program {self.seed}: {wrong.size} of {found.size} items of a buffer of device {place.device} differ, "
-            f"the first at {wrong[0]}: {found[wrong[0]]}, not {place.expected[wrong[0]]}"
+            f"program {self.seed}: {wrong.size} of {found.size} items of a buffer of device {memory.device} differ, "
+            f"the first at {wrong[0]}: {found[wrong[0]]}, not {memory.expected[wrong[0]]}"
         )
 
 
 def run(found: Sequence[Device], programs: int, seed: int, steps: int = 40, threads: int = 1) -> dict[str, int]:
-    """Run programs ``seed * 1000 ..``, so many at a time, and return how many steps of each kind they had."""
+    """Run programs ``seed * 1000 ..``, `threads` at a time, and return the number of steps of each kind."""
 
-    def one(number: int) -> dict[str, int]:
+    def run_program(number: int) -> dict[str, int]:
         program = Program(found, seed * 1000 + number, steps, failing)
         try:
             with np.errstate(over="ignore"):
@@ -462,27 +462,27 @@ def run(found: Sequence[Device], programs: int, seed: int, steps: int = 40, thre
     for device in found:
         device.synchronize(COMPILING)
     with ThreadPoolExecutor(threads) as executor:
-        for made in executor.map(one, range(programs)):
+        for made in executor.map(run_program, range(programs)):
             for name, count in made.items():
                 counts[name] = counts.get(name, 0) + count
-    assert not failing, f"nobody was told of the failures {failing}"
+    assert not failing, f"these failures were never raised: {failing}"
     return counts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run programs, and say how it went."""
+    """Run programs, and print a summary."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--programs", type=int, default=500)
     parser.add_argument("--agents", type=int, default=3, help="in this process; of no use under `warpwell run`")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--threads", type=int, default=1, help="of the application, each with a program of its own")
-    given = parser.parse_args(arguments)
-    found = devices() if joined() else Devices(targets=["cpu"] * given.agents)
-    begun = time.perf_counter()
-    counts = run(found, given.programs, given.seed, given.steps, given.threads)
-    seconds = time.perf_counter() - begun
-    print(f"{given.programs} programs over {len(found)} devices ({found[0].link}): all equal, {seconds:.1f} s")
+    options = parser.parse_args(arguments)
+    found = devices() if joined() else Devices(targets=["cpu"] * options.agents)
+    start = time.perf_counter()
+    counts = run(found, options.programs, options.seed, options.steps, options.threads)
+    seconds = time.perf_counter() - start
+    print(f"{options.programs} programs over {len(found)} devices ({found[0].link}): all equal, {seconds:.1f} s")
     print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
     if not joined():
         found.close()

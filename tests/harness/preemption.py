@@ -2,7 +2,7 @@
 
 Both run on `CpuExecutor` at the same time, are drained, shrunk, grown and resumed at random, and each is preempted as
 often as was asked, each time with blocks done (some since it was last launched) and blocks left. At its end every
-block must have run exactly once, and every result must be that of the untransformed kernel, bit for bit. A kernel whose
+block must have run exactly once, and every result must equal the untransformed kernel's, bit for bit. A kernel whose
 blocks run out before that (a busy machine lets many run until a flag is set) runs once more, from its start.
 """
 
@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warpwell.scheduler import Ended, Job, Placement, Request, Task
 from warpwell.scheduler.executors.cpu_executor import CpuExecutor
+from warpwell.scheduler.extend import Ended, Job, Placement, Request, Task
 from warpwell.targets import Launch, kernel
 from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.targets.primitives import DEVICE, element_address, fetch_add, grid
 
 BUDGET = 60
-"""Blocks a preemption: what may run between a launch and the next stop, on the average."""
+"""Average number of blocks that run between a launch and the next stop."""
 
 LIMIT = 60.0
 """Seconds without an event, after which something is wrong."""
@@ -51,11 +51,11 @@ def scatter(counts, out, source, steps):  # type: ignore[no-untyped-def]
     if y < rows and x < columns:
         i = y * columns + x
         fetch_add(element_address(counts, i), 1, DEVICE)
-        place = i
+        position = i
         total = 0.0
         for _ in range(steps):
-            place = (place * 1103515245 + 12345) % source.size
-            total += source[place]
+            position = (position * 1103515245 + 12345) % source.size
+            total += source[position]
         out[y, x] = total
 
 
@@ -113,19 +113,21 @@ class Run:
         self.job = Job(task, Request(task.name, [task]), 0.0)
 
     def check(self) -> None:
-        """Note what is wrong with what a round left."""
+        """Record errors in the results of a round."""
         self.rounds += 1
         blocks = np.add.reduceat(self.counts, np.arange(0, self.counts.size, 256))
-        wanted = np.full(blocks.size, 256)
-        wanted[-1] = self.counts.size - 256 * (blocks.size - 1)
-        if blocks.size != self.task.blocks or (blocks != wanted).any() or (self.counts != 1).any():
-            self.faults.append(f"{np.count_nonzero(blocks != wanted)} of {blocks.size} blocks did not run exactly once")
+        expected = np.full(blocks.size, 256)
+        expected[-1] = self.counts.size - 256 * (blocks.size - 1)
+        if blocks.size != self.task.blocks or (blocks != expected).any() or (self.counts != 1).any():
+            self.faults.append(
+                f"{np.count_nonzero(blocks != expected)} of {blocks.size} blocks did not run exactly once"
+            )
         if self.out.tobytes() != self.expected.tobytes():
             self.faults.append("its results differ from the untransformed kernel's")
 
 
 def make(preemptions: int, seed: int) -> list[Run]:
-    """Return the two kernels, with what the untransformed ones compute."""
+    """Return the two kernels, with the results of the untransformed ones."""
     rng = np.random.default_rng(seed)
     n = 256 * BUDGET * (preemptions + 4) - 101
     columns = 1000
@@ -151,21 +153,21 @@ def drive(runs: list[Run], executor: CpuExecutor, preemptions: int, seed: int) -
         The executor said something that cannot be.
     """
     rng = random.Random(seed)
-    most = executor.threads
-    heard = time.monotonic()
+    max_workers = executor.threads
+    last_event = time.monotonic()
     while not all(run.ended for run in runs):
         now = executor.now()
         for run in runs:
             if run.ended or run.leaving or now < run.next_move:
                 continue
             if not run.running:
-                launch(run, executor, rng, most, preemptions)
+                launch(run, executor, rng, max_workers, preemptions)
             elif run.drains < preemptions:
-                move(run, executor, rng, most, preemptions)
+                move(run, executor, rng, max_workers, preemptions)
         acting = [run for run in runs if not (run.ended or run.leaving or (run.running and run.drains >= preemptions))]
         executor.wait(max(min((run.next_move for run in acting), default=now + 1.0), now + 1e-4))
         for event in executor.poll():
-            heard = time.monotonic()
+            last_event = time.monotonic()
             run = next(run for run in runs if run.job is event.job)
             assert run.running, f"{run.task.name} said {event} and was not running"
             run.running = run.leaving = False
@@ -185,24 +187,24 @@ def drive(runs: list[Run], executor: CpuExecutor, preemptions: int, seed: int) -
                 run.stops.append(event.done)
             else:
                 run.idle += 1
-        assert time.monotonic() - heard < LIMIT, f"nothing happened for {LIMIT:g} s"
+        assert time.monotonic() - last_event < LIMIT, f"nothing happened for {LIMIT:g} s"
 
 
-def launch(run: Run, executor: CpuExecutor, rng: random.Random, most: int, preemptions: int) -> None:
+def launch(run: Run, executor: CpuExecutor, rng: random.Random, max_workers: int, preemptions: int) -> None:
     """Launch a kernel, or launch it again."""
     run.since = run.job.done
     run.resumes += run.since > 0
-    run.quota = 1 if hurried(run, preemptions) else rng.randint(1, most)
+    run.quota = 1 if hurried(run, preemptions) else rng.randint(1, max_workers)
     executor.launch(run.job, Placement(workers=run.quota))
     run.running = True
     run.next_move = executor.now() + (0.0 if hurried(run, preemptions) else rng.random() * 3e-4)
 
 
-def move(run: Run, executor: CpuExecutor, rng: random.Random, most: int, preemptions: int) -> None:
+def move(run: Run, executor: CpuExecutor, rng: random.Random, max_workers: int, preemptions: int) -> None:
     """Resize a kernel that runs, or preempt it, once it has ended a block since it was launched."""
-    soon = hurried(run, preemptions)
-    if not soon and rng.random() < 0.5:
-        quota = rng.randint(1, most)
+    is_urgent = hurried(run, preemptions)
+    if not is_urgent and rng.random() < 0.5:
+        quota = rng.randint(1, max_workers)
         run.shrinks += quota < run.quota
         run.grows += quota > run.quota
         run.quota = quota
@@ -216,7 +218,7 @@ def move(run: Run, executor: CpuExecutor, rng: random.Random, most: int, preempt
 
 
 def hurried(run: Run, preemptions: int) -> bool:
-    """Tell whether fewer blocks are left than preemptions should have: then there is no time for other things."""
+    """Return whether too few blocks are left for the remaining preemptions."""
     return run.task.blocks - run.job.done < BUDGET * (preemptions - run.drains)
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from warpwell.scheduler import Capacity, Ended, Executor, Job, Placement, Profile, Stopped, Task
+from warpwell.scheduler import Profile
+from warpwell.scheduler.extend import Capacity, Ended, Executor, Job, Placement, Stopped, Task
 
 
 class ScriptedExecutor(Executor):
-    """Every kernel runs at the rate that it has alone, whatever runs beside it; a preemption takes no time or a set
+    """Every kernel runs at the rate that it has alone, also with co-runners; a preemption takes no time or a set
     time.
 
     Parameters
     ----------
     capacity : Capacity, optional
     cost : float
-        Seconds that a preemption takes, and is said to take.
+        Actual and reported duration of a preemption in seconds.
     fails : mapping, optional
         By the task's name, the error that it ends with.
     refuses : mapping, optional
@@ -61,7 +62,7 @@ class ScriptedExecutor(Executor):
 
     @property
     def capacity(self) -> Capacity:
-        """What it was made with."""
+        """Its arguments."""
         return self._capacity
 
     def truth(self, task: Task) -> Profile:
@@ -76,15 +77,15 @@ class ScriptedExecutor(Executor):
             raise self._refuses[job.task.name]
         self._begin(job, self._now)
 
-    def launch_behind(self, job: Job, placement: Placement, other: Job) -> bool:
+    def launch_behind(self, job: Job, placement: Placement, predecessor: Job) -> bool:
         """Start a job when another one has ended or stopped."""
         if not self._queues:
             return False
-        self.calls.append(("behind", job.number, other.number))
+        self.calls.append(("behind", job.number, predecessor.number))
         if job.task.name in self._refuses:
             raise self._refuses[job.task.name]
-        self._after[other] = job
-        self._begin(job, min(self._ends.get(other, self._now), self._stops.get(other, math.inf)))
+        self._after[predecessor] = job
+        self._begin(job, min(self._ends.get(predecessor, self._now), self._stops.get(predecessor, math.inf)))
         return True
 
     def _begin(self, job: Job, time: float) -> None:
@@ -98,12 +99,12 @@ class ScriptedExecutor(Executor):
         self._call("preempt", job.number, mode)
         if self._from[job][0] > self._now:
             self._stops[job] = self._now
-            other = next((its for its, job_ in self._after.items() if job_ is job), None)
-            if other is not None:
-                del self._after[other]
+            predecessor = next((earlier for earlier, job_ in self._after.items() if job_ is job), None)
+            if predecessor is not None:
+                del self._after[predecessor]
                 if job in self._after:
-                    self._after[other] = self._after.pop(job)
-                    self._begin(self._after[other], self._from[job][0])
+                    self._after[predecessor] = self._after.pop(job)
+                    self._begin(self._after[predecessor], self._from[job][0])
         elif not (job.placement and job.placement.plain):
             self._stops[job] = min(self._now + self._cost, self._ends[job])
             if job in self._after:
@@ -113,8 +114,8 @@ class ScriptedExecutor(Executor):
         """Note it."""
         self._call("resize", job.number, workers)
 
-    def _call(self, name: str, *about: object) -> None:
-        self.calls.append((name, *about))
+    def _call(self, name: str, *details: object) -> None:
+        self.calls.append((name, *details))
         if name in self._raises:
             raise self._raises[name]
 
@@ -129,7 +130,7 @@ class ScriptedExecutor(Executor):
         part = 1.0 if seconds <= 0 else max(0.0, min(1.0, (self._now - began) / seconds))
         return done + int((job.task.blocks - done) * part)
 
-    def cost(self, victim: Job, stays: Sequence[Job]) -> float:
+    def cost(self, victim: Job, residents: Sequence[Job]) -> float:
         """Return what was set."""
         return self._cost
 
@@ -153,7 +154,7 @@ class ScriptedExecutor(Executor):
         return self._now
 
     def wait(self, until: float | None) -> None:
-        """Go on to the next event, or to `until`."""
+        """Advance to the next event, or to `until`."""
         times = [*self._ends.values(), *self._stops.values()]
         if until is not None:
             times.append(until)

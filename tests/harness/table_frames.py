@@ -10,7 +10,7 @@ import polars as pl
 from polars.testing import assert_frame_equal
 
 NUMBERS = ("i8", "u8", "i32", "i64", "u64", "f32", "f64", "no nulls", "coded numbers")
-OTHERS = ("bool", "date32", "at us", "zoned ms", "d128", "text", "binary", "coded", "u16", "f16", "three", "time")
+NON_NUMERIC = ("bool", "date32", "at us", "zoned ms", "d128", "text", "binary", "coded", "u16", "f16", "three", "time")
 
 
 def predicate(frame: pl.DataFrame, random: np.random.Generator, deep: int = 2) -> pl.Expr:
@@ -19,7 +19,7 @@ def predicate(frame: pl.DataFrame, random: np.random.Generator, deep: int = 2) -
         a, b = predicate(frame, random, deep - 1), predicate(frame, random, deep - 1)
         return [lambda: a & b, lambda: a | b, lambda: ~a, lambda: a ^ b][int(random.integers(4))]()
     kind = int(random.integers(8))
-    name = str(random.choice(NUMBERS + OTHERS))
+    name = str(random.choice(NUMBERS + NON_NUMERIC))
     column = pl.col(name)
     values = frame.get_column(name).drop_nulls()
     value = values[int(random.integers(len(values)))]
@@ -44,7 +44,7 @@ def predicate(frame: pl.DataFrame, random: np.random.Generator, deep: int = 2) -
 def query(frame: pl.DataFrame, random: np.random.Generator) -> Any:
     """Return a random query: a function from a LazyFrame to another."""
     where = predicate(frame, random)
-    names = [str(one) for one in random.choice(NUMBERS + OTHERS, int(random.integers(1, 4)), replace=False)]
+    names = [str(name) for name in random.choice(NUMBERS + NON_NUMERIC, int(random.integers(1, 4)), replace=False)]
     count = int(random.integers(0, frame.height + 5))
     few = [pl.col(names[0]).count().alias("count"), pl.col("u16").min().alias("least")]
     number = str(random.choice(NUMBERS))
@@ -65,17 +65,17 @@ def query(frame: pl.DataFrame, random: np.random.Generator) -> Any:
 
 
 def first_difference(lazy: pl.LazyFrame, frame: pl.DataFrame, seed: int, count: int) -> tuple[int, str] | None:
-    """Return the number of the first of so many random queries whose frames differ, and how it differs."""
+    """Return the number of the first random query whose frames differ, and the difference."""
     random = np.random.default_rng(seed)
     for number in range(count):
-        asked = query(frame, random)
+        build_query = query(frame, random)
         engine = "streaming" if number % 4 == 0 else "in-memory"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            expected = asked(frame.lazy()).collect(engine="in-memory")
-            found = asked(lazy).collect(engine=engine)
+            expected = build_query(frame.lazy()).collect(engine="in-memory")
+            found = build_query(lazy).collect(engine=engine)
         try:
             assert_frame_equal(found, expected, check_exact=True, categorical_as_str=True)
         except AssertionError as error:
-            return number, f"{asked(lazy).explain()}\n{error}"
+            return number, f"{build_query(lazy).explain()}\n{error}"
     return None

@@ -1,4 +1,4 @@
-"""Random filters over a table of every type, and what pyarrow says of them."""
+"""Random filters over a table of every type, and pyarrow's results for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCHES = (1, 63, 0, 64, 65, 700, 1100)
 """Rows of record batches: around the words of a mask."""
 ROWS = sum(BATCHES)
 
-_WORDS = ["", "a", "ab", "a\0", "ä", "zzzzzzzz", "zzzzzzzzz", "Williamsburg", "\U0001f600", "b" * 70]
+_TEXTS = ["", "a", "ab", "a\0", "ä", "zzzzzzzz", "zzzzzzzzz", "Williamsburg", "\U0001f600", "b" * 70]
 _UTC = datetime.UTC
 _COMPARE = {
     "=": pc.equal,
@@ -44,14 +44,14 @@ def columns(seed: int) -> dict[str, pa.Array]:
         for kind in "iu":
             info = np.iinfo(f"{kind}{bits // 8}")
             few = [info.min, info.min + 1, info.max, info.max - 1, 0, 1, 7, info.max // 2]
-            some = random.choice(np.array(few, info.dtype), ROWS)
-            found[f"{kind}{bits}"] = some
+            sample = random.choice(np.array(few, info.dtype), ROWS)
+            found[f"{kind}{bits}"] = sample
     for bits in (16, 32, 64):
         dtype = np.dtype(f"f{bits // 8}")
         few = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.5, -1.5, np.finfo(dtype).max, np.finfo(dtype).tiny, 2.25, 30.0]
         values = random.choice(np.array(few, dtype), ROWS)
         found[f"f{bits}"] = np.where(random.random(ROWS) < 0.1, -values, values)
-    arrays = {name: pa.array(one, mask=random.random(ROWS) < 0.1) for name, one in found.items()}
+    arrays = {name: pa.array(values, mask=random.random(ROWS) < 0.1) for name, values in found.items()}
     arrays["no nulls"] = pa.array(random.integers(-3, 4, ROWS))
     arrays["bool"] = pa.array(random.random(ROWS) < 0.5, mask=random.random(ROWS) < 0.2)
 
@@ -61,13 +61,13 @@ def columns(seed: int) -> dict[str, pa.Array]:
 
     cents = [decimal.Decimal(f"{number}e-2") for number in (-(10**11), -325, -1, 0, 1, 325, 10**11)]
     for bits in (32, 64, 128):
-        most = cents[1:-1] if bits == 32 else cents
-        arrays[f"d{bits}"] = of(most, getattr(pa, f"decimal{bits}")({32: 9, 64: 18, 128: 38}[bits], 2))
+        in_range = cents[1:-1] if bits == 32 else cents
+        arrays[f"d{bits}"] = of(in_range, getattr(pa, f"decimal{bits}")({32: 9, 64: 18, 128: 38}[bits], 2))
     far = [decimal.Decimal(10**37), decimal.Decimal(-(10**37)), decimal.Decimal(1 << 64)]
     arrays["huge"] = of(far, pa.decimal128(38))
     days = [datetime.date(1970, 1, 1), datetime.date(1, 1, 1), datetime.date(9999, 12, 31), datetime.date(2024, 2, 29)]
     times = [datetime.datetime(2024, 2, 29, 12, k) for k in range(4)] + [datetime.datetime(1912, 3, 4, 5, 6, 7)]
-    zoned = [one.replace(tzinfo=_UTC) for one in times]
+    zoned = [moment.replace(tzinfo=_UTC) for moment in times]
     arrays["date32"], arrays["date64"] = of(days, pa.date32()), of(days, pa.date64())
     for unit in ("s", "ms", "us", "ns"):
         arrays[f"at {unit}"] = of(times, pa.timestamp(unit))
@@ -75,10 +75,10 @@ def columns(seed: int) -> dict[str, pa.Array]:
     arrays["duration"] = of([datetime.timedelta(seconds=k) for k in (-5, 0, 86_400)], pa.duration("ms"))
     arrays["time"] = of([datetime.time(k) for k in (0, 12, 23)], pa.time64("us"))
     for name, kind in (("text", pa.string()), ("large text", pa.large_string())):
-        arrays[name] = of(_WORDS, kind)
-    arrays["binary"] = of([one.encode() for one in _WORDS] + [b"\xff", b"\xff\0"], pa.binary())
+        arrays[name] = of(_TEXTS, kind)
+    arrays["binary"] = of([text.encode() for text in _TEXTS] + [b"\xff", b"\xff\0"], pa.binary())
     arrays["three"] = of([b"abc", b"ab\xff", b"\0\0\0"], pa.binary(3))
-    arrays["coded"] = of(_WORDS, pa.string()).dictionary_encode()
+    arrays["coded"] = of(_TEXTS, pa.string()).dictionary_encode()
     arrays["coded numbers"] = arrays["f64"].dictionary_encode()
     return arrays
 
@@ -94,7 +94,7 @@ def _write_batches(path: Path, table: pa.Table) -> None:
     with pa.ipc.new_file(path, table.schema) as writer:
         start = 0
         for rows in BATCHES:
-            parts = [one.combine_chunks().slice(start, rows) for one in table.columns]
+            parts = [column.combine_chunks().slice(start, rows) for column in table.columns]
             writer.write_batch(pa.RecordBatch.from_arrays(parts, schema=table.schema))
             start += rows
 
@@ -124,7 +124,7 @@ def clustered(table: pa.Table) -> pa.Table:
             values = column.combine_chunks()
             plain = values.cast(kind.value_type) if pa.types.is_dictionary(kind) else values
             order = pc.sort_indices(plain.cast(pa.float32()) if pa.types.is_float16(kind) else plain)
-            turned = np.roll(order.to_numpy(), len(order) // 3)  # the least is in the middle, and NaN beside it
+            turned = np.roll(order.to_numpy(), len(order) // 3)  # the minimum is in the middle, next to NaN
             column = pa.chunked_array([values.take(pa.array(turned))])
         columns.append(column)
     return pa.table(columns, names=table.column_names)
@@ -175,10 +175,13 @@ def filters(table: pa.Table, random: np.random.Generator) -> list[Any]:
     return [[clause(table, random) for _ in range(random.integers(1, 3))] for _ in range(random.integers(1, 4))]
 
 
-def reference(table: pa.Table, given: list[Any]) -> np.ndarray[Any, Any]:
+def reference(table: pa.Table, conditions: list[Any]) -> np.ndarray[Any, Any]:
     """Return the rows that match, by pyarrow: nulls match nothing, and lists compare as ``==`` does."""
-    lists = given if isinstance(given[0], list) else [given]
-    masks = [functools.reduce(operator.and_, (_mask(table.column(c[0]), *c[1:]) for c in one)) for one in lists]
+    lists = conditions if isinstance(conditions[0], list) else [conditions]
+    masks = [
+        functools.reduce(operator.and_, (_mask(table.column(c[0]), *c[1:]) for c in conjunction))
+        for conjunction in lists
+    ]
     return np.flatnonzero(functools.reduce(operator.or_, masks))
 
 
@@ -191,10 +194,10 @@ def _mask(column: pa.ChunkedArray, op: str, literal: Any = None) -> np.ndarray[A
         column = column.cast(kind)
     if op in ("in", "not in"):
         found = np.zeros(len(column), bool)
-        for one in literal:
-            found |= _mask(column, "==", one)
+        for item in literal:
+            found |= _mask(column, "==", item)
         return found if op == "in" else ~found & column.is_valid().to_numpy()
-    if pa.types.is_float16(kind):  # pyarrow compares none
+    if pa.types.is_float16(kind):  # pyarrow cannot compare float16
         column, kind = column.cast(pa.float32()), pa.float32()
     elif pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind):
         column, kind = column.cast(pa.decimal128(18, 2)), pa.decimal128(18, 2)
@@ -204,10 +207,10 @@ def _mask(column: pa.ChunkedArray, op: str, literal: Any = None) -> np.ndarray[A
 
 
 def first_difference(opened: Any, table: pa.Table, seed: int, count: int) -> tuple[int, list[Any]] | None:
-    """Return the first of so many random filters whose rows differ from pyarrow's, and its number."""
+    """Return the first random filter whose rows differ from pyarrow's, and its number."""
     random = np.random.default_rng(seed)
     for number in range(count):
-        given = filters(table, random)
-        if not np.array_equal(opened.where(given).numpy(), reference(table, given)):
-            return number, given
+        conditions = filters(table, random)
+        if not np.array_equal(opened.where(conditions).numpy(), reference(table, conditions)):
+            return number, conditions
     return None

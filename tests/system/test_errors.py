@@ -122,8 +122,8 @@ def test_the_package_sets_only_attributes_of_the_class() -> None:
     for module in house.modules():
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Call) and (name := house.called_name(node)) in errors.__all__:
-                given = {keyword.arg for keyword in node.keywords if keyword.arg}
-                unknown = given - getattr(errors, name)._attribute_names()
+                keywords = {keyword.arg for keyword in node.keywords if keyword.arg}
+                unknown = keywords - getattr(errors, name)._attribute_names()
                 wrong += [f"{module.path}:{node.lineno}: {name} has no {each}" for each in unknown]
     assert not wrong, "\n".join(wrong)
 

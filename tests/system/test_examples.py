@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LARGE = {"graphsage": ("torch", "torch_geometric")}
-"""What examples need that the tests' environment need not have."""
+"""Requirements of examples that the tests' environment may lack."""
 
 
 @pytest.mark.slow  # `make docs-test` runs them
@@ -22,7 +23,9 @@ def test_example(script: Path, tmp_path: Path) -> None:
     for library in LARGE.get(script.stem, ()):
         pytest.importorskip(library)
     assert len(script.read_text().splitlines()) < 100
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -34,7 +37,7 @@ def test_an_example_says_what_it_needs(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=HANG_SECONDS,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr

@@ -156,10 +156,10 @@ def test_ctrl_c_raises_in_the_child_that_another_thread_forks_during_a_block(blo
 def test_a_handler_that_was_replaced_is_not_kept():
     def handler(_number, _frame): ...
 
-    kept = weakref.ref(handler)
+    reference = weakref.ref(handler)
     before = signal.signal(signal.SIGTERM, handler)
     with uninterrupted():
         pass
     signal.signal(signal.SIGTERM, before)
     del handler
-    assert kept() is None
+    assert reference() is None

@@ -60,26 +60,26 @@ def test_there_are_modules() -> None:
 
 def test_a_folder_imports_only_from_folders_below_it() -> None:
     wrong = []
-    for module in INSIDE:  # one test for all: hundreds would take longer to begin than to run
-        here = module.folder
-        assert here in RANK, f"{here} has no place in the order: give it one in RANKS and in CONTRIBUTING.md"
-        for one in module.imports:
-            parts = one.name.split(".")
-            if parts[0] != "warpwell" or (len(parts) > 1 and parts[1] == here):
+    for module in INSIDE:  # one test for all modules, because starting a test takes longer than this check
+        folder = module.folder
+        assert folder in RANK, f"{folder} has no place in the order: give it one in RANKS and in CONTRIBUTING.md"
+        for imported in module.imports:
+            parts = imported.name.split(".")
+            if parts[0] != "warpwell" or (len(parts) > 1 and parts[1] == folder):
                 continue
-            # `import warpwell` or a name out of it reaches everything at once.
-            if len(parts) < 2 or RANK.get(parts[1], len(RANKS)) >= RANK[here]:
-                wrong.append(f"{name(module)}:{one.line} imports {one.name}")
+            # `import warpwell`, or a name from it, imports all folders.
+            if len(parts) < 2 or RANK.get(parts[1], len(RANKS)) >= RANK[folder]:
+                wrong.append(f"{name(module)}:{imported.line} imports {imported.name}")
     assert not wrong, "\n".join(wrong)
 
 
 def test_only_targets_imports_the_compiler() -> None:
     wrong = [
-        f"{name(module)}:{one.line} imports {one.name}"
+        f"{name(module)}:{imported.line} imports {imported.name}"
         for module in INSIDE
         if module.folder != "targets"
-        for one in module.imports
-        if one.name.split(".")[0] in COMPILERS
+        for imported in module.imports
+        if imported.name.split(".")[0] in COMPILERS
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -104,12 +104,12 @@ def test_a_folder_maps_its_files(folder: Path) -> None:
     text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
     inside = [path.stem for path in folder.glob("*.py") if not path.stem.startswith("__")]
     inside += [path.name for path in folder.iterdir() if (path / "__init__.py").exists()]
-    missing = [one for one in sorted(inside) if not re.search(rf"\b{re.escape(one)}\b", text)]
-    assert not missing, f"{folder.name}/__init__.py does not say what {', '.join(missing)} is for"
+    missing = [exported for exported in sorted(inside) if not re.search(rf"\b{re.escape(exported)}\b", text)]
+    assert not missing, f"{folder.name}/__init__.py does not describe {', '.join(missing)}"
 
 
 def test_shared_code_marks_no_timing_tests() -> None:
-    """What a class in the harness marked would be left out: see `pytest_ignore_collect` in tests/conftest.py."""
+    """Marks of a class in the harness would be ignored: see `pytest_ignore_collect` in tests/conftest.py."""
     tests = Path(__file__).parents[1]
     shared = [*tests.glob("harness/**/*.py"), *(Path(warpwell.__file__).parent / "testing").glob("**/*.py")]
     assert len(shared) > 50 and not [path for path in shared if "mark.timing" in path.read_text()]

@@ -1,4 +1,4 @@
-"""C files stand in levels: none depends on another one in a cycle."""
+"""C files have levels: their dependencies contain no cycle."""
 
 import shutil
 from pathlib import Path
@@ -26,8 +26,8 @@ def test_a_planted_cycle_is_found(tmp_path: Path) -> None:
     shutil.copytree(FOLDERS[0], native)
     image = native / "layer_image.c"
     image.write_text(image.read_text() + "int planted(void) {\n    return ww_fn_of(0, 0, 0);\n}\n")
-    lines = c_calls.problems(c_calls.cycles([native, FOLDERS[1]]))
-    assert "layer_image.c uses ww_fn_of of layer_code.c, which closes a cycle" in lines
+    problems = c_calls.problems(c_calls.cycles([native, FOLDERS[1]]))
+    assert "layer_image.c uses ww_fn_of of layer_code.c, which closes a cycle" in problems
 
 
 def test_functions_and_calls_are_read() -> None:

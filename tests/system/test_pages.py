@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import importlib
 import importlib.util
 import re
 import shlex
@@ -12,7 +13,6 @@ from types import ModuleType
 import pytest
 from tests.harness.pages import AGENTS, GPU, PAGES, QEMU, ROOT, SERVICE, TORCH, blocks, name
 
-import warpwell as ww
 from lab.commands import COMMANDS as LAB
 
 SUFFIXED = {f"test_x{suffix}.py" for suffix in ("", "_interp", "_cuda", "_ptx", "_mpi")}
@@ -39,9 +39,9 @@ def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
         for number, line in enumerate(block.code.replace("\\\n", "").splitlines(), block.line):
             lexer = shlex.shlex(line, posix=False, punctuation_chars=";&|>")  # a quoted ">" stays in its quotes
             lexer.whitespace_split = True
-            words = list(lexer)
+            tokens = list(lexer)
             command: list[str] = []
-            for word in [*words, ";"]:
+            for word in [*tokens, ";"]:
                 if word in (";", "&&", "|", ">"):
                     if command:
                         yield number, command
@@ -55,18 +55,18 @@ def test_commands_of_a_page_exist(
     page: Path, parser: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str]
 ) -> None:
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for line, (first, *rest) in commands(page):
+    for line, (first, *arguments) in commands(page):
         if first == "warpwell":
             try:
-                parser.parse_args(rest)
+                parser.parse_args(arguments)
             except SystemExit:
                 pytest.fail(f"{name(page)}:{line}: {capsys.readouterr().err}")
         elif first == "make":
-            assert set(rest[:1]) <= targets, f"{name(page)}:{line}"
-        elif first == "python" and rest[0] == "-m":
-            assert importlib.util.find_spec(rest[1]), f"{name(page)}:{line}"
-            if rest[1] == "lab":
-                assert {" ".join(rest[2:3]), " ".join(rest[2:4])} & {"", *LAB}, f"{name(page)}:{line}"
+            assert set(arguments[:1]) <= targets, f"{name(page)}:{line}"
+        elif first == "python" and arguments[0] == "-m":
+            assert importlib.util.find_spec(arguments[1]), f"{name(page)}:{line}"
+            if arguments[1] == "lab":
+                assert {" ".join(arguments[2:3]), " ".join(arguments[2:4])} & {"", *LAB}, f"{name(page)}:{line}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -81,7 +81,7 @@ def test_blocks_of_a_page_are_python_and_say_what_they_need(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES[:2], ids=name)
 def test_links_outside_of_the_site_lead_somewhere(page: Path) -> None:
-    """Those of pages in docs/ are followed by ``make docs``."""
+    """``make docs`` checks the links of pages in docs/."""
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         path, _, heading = target.partition("#")
         found = (page.parent / path) if path else page
@@ -92,10 +92,11 @@ def test_links_outside_of_the_site_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["", "drives", "errors", "gpu", "graph", "kv", "pool", "remote", "scheduler", "storage"]
+    "module",
+    ["", "drives", "errors", "gpu", "graph", "kv", "pool", "remote", "scheduler", "scheduler.extend", "storage"],
 )
 def test_the_reference_has_every_public_name(module: str) -> None:
-    package = getattr(ww, module) if module else ww
+    package = importlib.import_module(f"warpwell.{module}".rstrip("."))
     text = "".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
     sections = re.split(r"^\.\. currentmodule:: ", text, flags=re.MULTILINE)
     shown = {
@@ -111,18 +112,26 @@ def test_the_reference_has_every_public_name(module: str) -> None:
     assert not missing - {"PENDING", "DRIVES"}
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_images_have_no_attributes(page: Path) -> None:
+    # Neither the site nor GitHub reads them: the braces would be text under the image.
+    assert re.findall(r"!\[[^\]]*\]\([^)]*\)\{[^}]*\}", page.read_text()) == []
+
+
 def test_drawings_are_those_of_their_script() -> None:
     script = load(ROOT / "docs" / "drawings.py")
     folder = ROOT / "docs" / "drawings"
     assert {path.stem for path in folder.iterdir()} == set(script.PICTURES)
     for each, draw in script.PICTURES.items():
-        assert (folder / f"{each}.svg").read_text() == draw().svg(), "run python docs/drawings.py"
+        assert (folder / f"{each}.svg").read_text() == draw().svg(), "run python -m docs.drawings"
 
 
 @pytest.mark.parametrize("page", [each for each in PAGES if "results" not in each.parts], ids=name)
 def test_files_that_a_page_names_exist(page: Path) -> None:
     """A page names files by the ends of their paths: `cache/access.py`, `dispatcher.py`."""
-    kept = [path for top in ("src", "lab", "tests", "tools", "docs", "examples") for path in (ROOT / top).rglob("*.py")]
+    files = [
+        path for top in ("src", "lab", "tests", "tools", "docs", "examples") for path in (ROOT / top).rglob("*.py")
+    ]
     named = set(re.findall(r"`([\w/]+\.py)`", page.read_text())) - {"app.py", "first.py", *SUFFIXED}
-    missing = {each for each in named if not any(path.as_posix().endswith(f"/{each}") for path in kept)}
+    missing = {each for each in named if not any(path.as_posix().endswith(f"/{each}") for path in files)}
     assert not missing

@@ -1,4 +1,4 @@
-"""Every Python block of README.md and docs/ runs, those of a page one after another, and checks itself."""
+"""Every Python block of README.md and docs/ runs, in the order of its page, and checks itself."""
 
 import runpy
 import subprocess

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.harness.pages import AGENTS, blocks, name, pages_with, program
+from tests.harness.until import HANG_SECONDS
 
 
 @pytest.mark.slow
@@ -16,6 +17,11 @@ def test_examples_that_need_agents_run_beside_some(page: Path, tmp_path: Path) -
     (tmp_path / "page.py").write_text(program(needed))
     command = [sys.executable, "-m", "warpwell", "run", "--agents", "2", "--target", "cpu", "page.py"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | {"WARPWELL_DEVICE": "cpu"}, capture_output=True, text=True, timeout=110
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"WARPWELL_DEVICE": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
     )
     assert done.returncode == 0, done.stderr

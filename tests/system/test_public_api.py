@@ -33,20 +33,20 @@ def sources(tmp_path, monkeypatch):
 
 
 def test_imports_are_followed_to_definitions(sources) -> None:
-    lines = sources(
+    signatures = sources(
         __init__="from .a import f as g\n__all__ = ['g']\n",
         a="from .b import f\n",
         b="def f(x: int, *, y: str = 'z') -> None: ...\n",
     )
-    assert lines == ["def warpwell.g(x: int, *, y: str='z') -> None"]
+    assert signatures == ["def warpwell.g(x: int, *, y: str='z') -> None"]
 
 
 def test_private_bases_are_flattened(sources) -> None:
-    lines = sources(
+    signatures = sources(
         __init__="from .a import C\n",
         a="class _Base:\n    def m(self): ...\n    def _hidden(self): ...\nclass C(_Base, dict):\n    size: int = 3\n",
     )
-    assert lines == ["class warpwell.C(dict)", "    def C.m(self)", "    field C.size: int = 3"]
+    assert signatures == ["class warpwell.C(dict)", "    def C.m(self)", "    field C.size: int = 3"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ SOURCE = Path(ww.__file__)
 
 
 def declared() -> dict[str, str]:
-    """Where each name comes from, for whoever reads types: the imports under TYPE_CHECKING."""
+    """The origin of each name for type checkers: the imports under TYPE_CHECKING."""
     block, _ = (n for n in ast.parse(SOURCE.read_text()).body if isinstance(n, ast.If))
     return {
         alias.asname or alias.name: f"{node.module or ''}.{alias.name}".lstrip(".")

@@ -87,7 +87,7 @@ def test_other_modules_read_no_variables() -> None:
     found = set()
     for path in house.ROOT.rglob("*.py"):
         text, module = path.read_text(), path.relative_to(house.ROOT).as_posix()
-        text = re.sub(r'environ\["\w+"\] = ', "", text)  # for another process
+        text = re.sub(r'environ\["\w+"\] = ', "", text)  # ignore assignments, which are for another process
         if re.search(r"environ.*WARPWELL_", text) and not module.startswith("pool/"):
             found.add(module)
         if module != "_settings.py":

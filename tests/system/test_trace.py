@@ -1,4 +1,4 @@
-"""Ranges for a profiler: what is shown with the package nvtx, which a module of its interface stands for here."""
+"""Ranges for a profiler with the package nvtx, which a stub module replaces here."""
 
 import os
 import subprocess

@@ -136,7 +136,7 @@ static void registered() {
     OK(cudaHostUnregister(pages));
     EQUAL(cudaHostUnregister(pages), cudaErrorHostMemoryNotRegistered);
     cudaGetLastError();
-    EQUAL(pages[9], 15); // the content stays
+    EQUAL(pages[9], 15); // to unregister memory keeps its content
     OK(cudaHostRegister(pages, BYTES, cudaHostRegisterDefault));
     OK(cudaHostUnregister(pages));
     CHECK(!munmap(pages, BYTES));
@@ -387,7 +387,7 @@ static void several() {
     OK(cudaMemcpy(&value, there, 4, cudaMemcpyDeviceToHost));
     EQUAL(value, 24);
     OK(cudaMemcpy(here, there, BYTES, cudaMemcpyDefault));
-    OK(cudaMemcpyFromSymbol(&value, factor, 4)); // a variable of its own on each device
+    OK(cudaMemcpyFromSymbol(&value, factor, 4)); // each device has its own `factor`
     EQUAL(value, 2);
     OK(cudaDeviceCanAccessPeer(&access, 0, 1));
     OK(cudaFree(there));
@@ -429,7 +429,7 @@ static void resets() {
     unsigned *a, value = 0;
     OK(cudaDeviceReset());
     OK(cudaMemcpyFromSymbol(&value, factor, 4));
-    EQUAL(value, 2); // its initial value again
+    EQUAL(value, 2); // a reset restores the initial value
     OK(cudaMalloc(&a, BYTES));
     fill<<<1, 32>>>(a, COUNT, 8);
     OK(cudaMemcpy(back, a, BYTES, cudaMemcpyDeviceToHost));
@@ -437,11 +437,11 @@ static void resets() {
     fault<<<1, 1>>>();
     EQUAL(cudaDeviceSynchronize(), cudaErrorIllegalAddress);
     EQUAL(cudaGetLastError(), cudaErrorIllegalAddress);
-    EQUAL(cudaGetLastError(), cudaErrorIllegalAddress); // until a reset
+    EQUAL(cudaGetLastError(), cudaErrorIllegalAddress); // the error stays until a reset
     EQUAL(cudaMemset(a, 0, 4), cudaErrorIllegalAddress);
 }
 
-// The layer maps whole private pages only: it cannot move others.
+// Layer only: for a mapping, it replaces pages by shared ones, so they must be whole, private, writable and anonymous.
 static void refusals() {
     char *own = (char *)mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     char *shared = (char *)mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -454,14 +454,14 @@ static void refusals() {
     EQUAL(cudaHostRegister(own, 8192, cudaHostRegisterMapped), cudaErrorNotSupported);
     OK(cudaHostRegister(own + 4096, 4096, cudaHostRegisterMapped));
     CHECK(own[4096] == 7 && shared[0] == 7);
-    OK(cudaDeviceReset()); // takes the registration
+    OK(cudaDeviceReset()); // ends the registration, too
     EQUAL(cudaHostUnregister(own + 4096), cudaErrorHostMemoryNotRegistered);
     cudaGetLastError();
     CHECK(own[4096] == 7);
     CHECK(!munmap(own, 8192) && !munmap(shared, 8192));
 }
 
-// The stub driver has no access of pools.
+// Layer only: the stub driver does not implement access control of memory pools.
 static void pools() {
     int count;
     OK(cudaGetDeviceCount(&count));
@@ -497,7 +497,7 @@ static void pools() {
     OK(cudaMemPoolSetAccess(pool, &access, 1));
 }
 
-// On a pool the device has a new process after a reset. NVIDIA's driver returns the error until the program ends.
+// Layer only: a reset starts a new worker process. NVIDIA's driver returns the error until the program exits.
 static void recovers() {
     unsigned *a;
     OK(cudaDeviceReset());

@@ -50,7 +50,7 @@ class ArrayConformance(ItemConformance):
                 if by_host:
                     a.prefetch(0, 4 * PAGE // 8).result(30)  # five pages, because of the header
                     first = a.stats
-                    # few pages are read by the warps of a GPU, where they count as misses
+                    # A GPU reads a few pages by warps, which count them as misses.
                     assert self.DEVICE == "cuda" or (first.prefetched, first.misses) == (5, 0)
                 else:
                     rows = np.arange(0, a.size, 32)
@@ -73,11 +73,11 @@ class ArrayConformance(ItemConformance):
             self.run(total, 1, a, 8, 1, out)
             assert out[0] == np.arange(0, a.size, 8).sum()
             s = a.stats
-            # 0; 1 and 2; 3 to 6; 7, where a queue ends; 8 to 11
+            # The read commands: page 0; 1 and 2; 3 to 6; 7, where a queue ends; 8 to 11.
             assert (s.misses, s.prefetched, s.read_commands, s.bytes_read) == (5, 7, 5, 12 * PAGE)
         with self.open(numbers, cache=64 * PAGE, merge=8) as a:
             self.run(read, 4, a, np.array([10, 4, 8, 2]) * (PAGE // 8), np.zeros(4, np.int64))
-            assert (a.stats.misses, a.stats.prefetched) == (4, 0), "not where pages have no neighbour in the cache"
+            assert (a.stats.misses, a.stats.prefetched) == (4, 0), "pages without a cached neighbor are not prefetched"
 
     def test_pinned_pages_stay(self, numbers: Path) -> None:
         out = np.zeros(1, np.int64)
@@ -175,7 +175,7 @@ class ArrayConformance(ItemConformance):
         with pytest.raises(errors.ClosedError):
             self.open(tmp_path / "0.npy", cache=cache)
         with self.open(tmp_path / "0.npy", "r+"):
-            pass  # the claim of a failed open was given back
+            pass  # the failed open() has released its claim on the file
 
     def test_an_array_dropped_without_close_leaves_its_share(self, numbers: Path, tmp_path: Path) -> None:
         np.save(tmp_path / "b.npy", np.arange(9))

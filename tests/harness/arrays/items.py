@@ -312,8 +312,8 @@ class ItemConformance:
                     len(a)
                 with pytest.raises(Exception, match="an array of 0 dimensions"):
                     self.run(read, 1, a, np.zeros(1, np.int64), np.zeros(1))
-                one = a.reshape(1)
-                self.run(write, 1, one, np.zeros(1, np.int64), np.array([4.25]))
+                single = a.reshape(1)
+                self.run(write, 1, single, np.zeros(1, np.int64), np.array([4.25]))
             assert np.load(tmp_path / "z.npy") == 4.25
         np.save(tmp_path / "raw.npy", np.zeros(0))
         (tmp_path / "empty").write_bytes(b"")

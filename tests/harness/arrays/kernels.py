@@ -1,4 +1,4 @@
-"""Kernels that the tests of arrays share, so that each is compiled once."""
+"""Kernels shared by the array tests, so that each is compiled once."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def stop_when_failed(a, out):
 def occupy(nanoseconds):
     """Occupy a stream for so long.
 
-    `torch.cuda._sleep` counts cycles of the GPU, which begin at zero anew if a kernel of any process faults: it then
+    `torch.cuda._sleep` counts cycles of the GPU, which restart at zero if a kernel of any process faults: it then
     lasts as long as the GPU has been up.
     """
     since = clock_ns()

@@ -1,4 +1,4 @@
-"""What page sets, prefetches and their tickets do on every device."""
+"""Tests of page sets, prefetches and their tickets for every device."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class PageSetConformance:
             pages = a.page_set()
             items = np.unique(np.random.default_rng(1).integers(0, len(values), 300))
             mark[len(items)](pages, items)
-            wanted = np.unique((a._origin + 4 * items) // PAGE)
-            assert pages.count() == len(wanted)
+            expected = np.unique((a._origin + 4 * items) // PAGE)
+            assert pages.count() == len(expected)
             out = np.full(len(items), -1, np.int64)
             end = 0
             waves = 0
@@ -99,11 +99,11 @@ class PageSetConformance:
                 stops = np.minimum(a.size, starts + rng.integers(0, 128 * 140, 6))
                 pages = a.page_set()
                 mark_range[6](pages, starts, stops)
-                wanted = set()
+                expected = set()
                 for low, high in zip(starts, stops, strict=True):
                     if high > low:
-                        wanted |= set(range((a._origin + 4 * low) // PAGE, (a._origin + 4 * high - 4) // PAGE + 1))
-                assert pages.count() == len(wanted)
+                        expected |= set(range((a._origin + 4 * low) // PAGE, (a._origin + 4 * high - 4) // PAGE + 1))
+                assert pages.count() == len(expected)
                 host = a.page_set()
                 for low, high in zip(starts, stops, strict=True):
                     host.add_range(int(low), int(high))

@@ -58,12 +58,12 @@ KINDS: dict[str, tuple[Any, Any]] = {
 }
 
 
-def same(kind: str, mine: Bits, model: Bits) -> None:
-    """Equal bits; where the model is no number, so is mine, with the same sign."""
+def same(kind: str, found: Bits, model: Bits) -> None:
+    """Compare bits; a NaN of the model must be a NaN of the same sign."""
     nan = np.isnan(KINDS[kind][0](model))
-    np.testing.assert_array_equal(mine[~nan], model[~nan])
-    assert np.isnan(KINDS[kind][0](mine[nan])).all()
-    np.testing.assert_array_equal(mine[nan] & 0x8000, model[nan] & 0x8000)
+    np.testing.assert_array_equal(found[~nan], model[~nan])
+    assert np.isnan(KINDS[kind][0](found[nan])).all()
+    np.testing.assert_array_equal(found[nan] & 0x8000, model[nan] & 0x8000)
 
 
 class SmallFloatConformance:
@@ -121,8 +121,8 @@ class SmallFloatConformance:
         sorted_halves = np.sort(half_values(EDGES[EDGES < 0x7C00]))
         halves = ((sorted_halves[1:] + sorted_halves[:-1]) / 2).view(np.uint32)
         hard = [int(m) + d for m in [*(middles | 0x8000), *halves] for d in (-1, 0, 1)]
-        words = [*hard, *np.random.default_rng(5).integers(0, 2**32, len(hard))]
-        values = np.array(words, np.uint32).view(np.float32)
+        bits = [*hard, *np.random.default_rng(5).integers(0, 2**32, len(hard))]
+        values = np.array(bits, np.uint32).view(np.float32)
         with create(tmp_path / "a.npy", values.size, kind, device=self.DEVICE) as a:
             self.write(a, values)
             same(kind, np.asarray(a[:]).view(np.uint16), KINDS[kind][1](values))

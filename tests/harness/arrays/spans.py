@@ -185,17 +185,17 @@ class SpanConformance:
     @pytest.mark.parametrize("cache", [1, 2, 9, 4000])
     def test_warps_share_runs(self, tmp_path: Path, cache: int, page_size: int = PAGE) -> None:
         data = np.arange(self.SIZE)
-        other = np.random.default_rng(2).integers(0, 9, self.SIZE)
+        factors = np.random.default_rng(2).integers(0, 9, self.SIZE)
         lo, hi = cuts(self.SIZE, self.RUNS)
         out = np.zeros((self.RUNS, 2), np.int64)
         frames = {"page_size": page_size, "cache": cache * (page_size + 8)}
-        with self.open(tmp_path / "a.npy", data, **frames) as a, self.open(tmp_path / "b.npy", other, **frames) as b:
+        with self.open(tmp_path / "a.npy", data, **frames) as a, self.open(tmp_path / "b.npy", factors, **frames) as b:
             by_warp[self.RUNS * self.warp](a, b, lo, hi, out, device=self.DEVICE)
-            wanted = [
-                [(data[start:end] ** 2).sum(), (data * other * 2)[start:end].sum()]
+            expected = [
+                [(data[start:end] ** 2).sum(), (data * factors * 2)[start:end].sum()]
                 for start, end in zip(lo, hi, strict=True)
             ]
-            assert out.tolist() == wanted
+            assert out.tolist() == expected
 
     @pytest.mark.parametrize("cache", [1, 2, 9])
     def test_stores(self, tmp_path: Path, cache: int, page_size: int = PAGE) -> None:

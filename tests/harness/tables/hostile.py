@@ -47,7 +47,7 @@ def main(path: Path, seed: int, count: int) -> None:
     raw = path.read_bytes()
     rng = np.random.default_rng(seed)
     found: Counter[str] = Counter()
-    other = path.with_suffix(".hostile")
+    damaged = path.with_suffix(".hostile")
     for _ in range(count):
         size = int(rng.choice([1, 4, 8]))
         at = int(rng.integers(0, len(raw) // size)) * size
@@ -56,8 +56,8 @@ def main(path: Path, seed: int, count: int) -> None:
         changed = raw[:at] + word + raw[at + size :]
         if rng.random() < 0.1:
             changed = changed[: int(rng.integers(len(changed)))]
-        other.write_bytes(changed)
-        found[read(other)] += 1
+        damaged.write_bytes(changed)
+        found[read(damaged)] += 1
     print(dict(found))
 
 

@@ -1,4 +1,4 @@
-"""`CHECKS`: what must hold for every transport, as programs that all ranks run at the same time.
+"""`CHECKS`: requirements of every transport, as programs that all ranks run at the same time.
 
 A rank has a `Party`: its transport, and helpers that keep what came from other peers than the one asked for.
 """
@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.harness.until import HANG_SECONDS
+from tests.harness.until import HANG_SECONDS, until
 
 from warpwell.errors import ClosedError, DeviceLostError, PoolError, StallError
 from warpwell.pool.transport.bulk import Region, Transfer
 from warpwell.pool.transport.transport import OVERHEAD, WINDOW, Transport
 
 PATIENCE = HANG_SECONDS
-"""Seconds that a check waits for anything."""
+"""Timeout in seconds of each wait of a check."""
 
 SIZES = (0, 1, 2, 31, 777, 4096, 32735, 32736, 32737, 65535, 65536, 65537, 200_001)
 """Bytes of messages: about each boundary there may be."""
@@ -38,7 +38,7 @@ class Party:
         self.transport = transport
         self.rank = transport.rank
         self.peers = tuple(transport.peers)
-        self._kept: dict[int, deque[bytes]] = defaultdict(deque)
+        self._unclaimed: dict[int, deque[bytes]] = defaultdict(deque)
 
     def send(self, peer: int, *parts: bytes) -> None:
         """Send a message."""
@@ -46,16 +46,16 @@ class Party:
 
     def keep(self, peer: int, message: bytes) -> None:
         """Let `take` return a message later."""
-        self._kept[peer].append(message)
+        self._unclaimed[peer].append(message)
 
     def take(self, peer: int) -> bytes:
         """Return the next message of `peer`."""
         end = time.monotonic() + PATIENCE
-        while not self._kept[peer]:
+        while not self._unclaimed[peer]:
             got = self.transport.receive(max(end - time.monotonic(), 0.0))
             assert got is not None, f"rank {self.rank} got nothing from rank {peer} for {PATIENCE} s"
             self.keep(*got)
-        return self._kept[peer].popleft()
+        return self._unclaimed[peer].popleft()
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -100,12 +100,12 @@ def messages_arrive_whole_and_in_order(party: Party) -> None:
     def sizes(peer: int, to: int) -> list[int]:
         return [SIZES[(k * 7 + peer + 3 * to) % len(SIZES)] if k % 3 == 0 else k % 50 for k in range(150)]
 
-    for some in range(0, 150, 30):  # less at once than makes a sender wait, since each rank has one thread
+    for start in range(0, 150, 30):  # one thread sends and receives, so it must not send enough to block
         for peer in party.peers:
-            for k, nbytes in enumerate(sizes(party.rank, peer)[some : some + 30], some):
+            for k, nbytes in enumerate(sizes(party.rank, peer)[start : start + 30], start):
                 party.send(peer, pattern(nbytes, party.rank, peer, k))
         for peer in party.peers:
-            for k, nbytes in enumerate(sizes(peer, party.rank)[some : some + 30], some):
+            for k, nbytes in enumerate(sizes(peer, party.rank)[start : start + 30], start):
                 assert party.take(peer) == pattern(nbytes, peer, party.rank, k)
 
 
@@ -161,7 +161,7 @@ def a_peer_that_does_not_receive_holds_its_senders(party: Party) -> None:
     party.barrier()
     if party.rank == 0:
         for peer in party.peers:
-            party.send(peer, b"go")  # only now: who waits for others receives
+            party.send(peer, b"go")  # not before the barrier: a rank that waits there receives messages
         for peer in party.peers:
             party.transport.get(peer, 9, Region.over(held)).wait(1, PATIENCE)
         for peer in party.peers:
@@ -177,12 +177,12 @@ def a_peer_that_does_not_receive_holds_its_senders(party: Party) -> None:
                 sent = k + 1
 
         assert party.take(0) == b"go"
-        waits = party.transport.statistics()[0]["waits"]
+        waits_before = party.transport.statistics()[0]["waits"]
         thread = threading.Thread(target=send_all)
         thread.start()
-        until = time.monotonic() + PATIENCE
-        while party.transport.statistics()[0]["waits"] == waits:
-            assert time.monotonic() < until, f"{sent} messages were sent, and none had to wait"
+        end = time.monotonic() + PATIENCE
+        while party.transport.statistics()[0]["waits"] == waits_before:
+            assert time.monotonic() < end, f"{sent} messages were sent, and none had to wait"
             time.sleep(1e-3)
         assert 0 < sent <= WINDOW // (nbytes + OVERHEAD) + 2
         party.transport.put(0, 9, Region.over(held)).wait(1, PATIENCE)
@@ -193,20 +193,20 @@ def a_peer_that_does_not_receive_holds_its_senders(party: Party) -> None:
 
 @check
 def bulk_data_of_every_size(party: Party) -> None:
-    for late in ("put", "get"):
+    for late_side in ("put", "get"):
         for nbytes in BULK_SIZES:
             tag = 100 + nbytes % 97
             for peer in party.peers:
                 sink = np.zeros(nbytes, np.uint8)
                 source = _array(nbytes, party.rank, peer, nbytes)
                 first, second = (party.transport.get, sink), (party.transport.put, source)
-                if late == "get":
+                if late_side == "get":
                     first, second = second, first
-                one = first[0](peer, tag, Region.over(first[1], chunk=CHUNK))
+                send = first[0](peer, tag, Region.over(first[1], chunk=CHUNK))
                 party.send(peer, b"now")
                 assert party.take(peer) == b"now"
                 two = second[0](peer, tag, Region.over(second[1], chunk=CHUNK))
-                for half in (one, two):
+                for half in (send, two):
                     half.wait(half.chunks, PATIENCE)
                     assert half.completed == half.chunks == -(-nbytes // CHUNK) and half.done
                 assert np.array_equal(sink, _array(nbytes, peer, party.rank, nbytes))
@@ -306,7 +306,7 @@ def a_cancelled_copy_lets_go_and_harms_no_other(party: Party) -> None:
         put.wait(2, PATIENCE)
         put.cancel()
         get.cancel()
-        _until_done((put, get), "a cancelled copy holds its memory", 5.0)
+        _until_done((put, get), "a cancelled copy holds its memory", PATIENCE)
         for half in (put, get):
             try:
                 half.wait(3, 1.0)
@@ -320,32 +320,34 @@ def a_cancelled_copy_lets_go_and_harms_no_other(party: Party) -> None:
 @check
 def what_nobody_takes_is_let_go_and_its_tag_is_free_again(party: Party) -> None:
     nbytes, tag = 10 * CHUNK, 13
-    for taken in (0, 2):  # chunks that the other side had taken when both gave up; with 0 it never began
+    for accepted in (0, 2):  # chunks that the receiver took before both sides gave up; 0: it never started
         party.barrier()
         halves = []
         for peer in party.peers:
-            halves.append(party.transport.put(peer, tag, Region.over(_array(nbytes, party.rank, taken), chunk=CHUNK)))
-        for peer in party.peers if taken else ():
-            sink = np.zeros(taken * CHUNK, np.uint8)
-            get = party.transport.get(peer, tag, Region(int(sink.ctypes.data), nbytes, CHUNK, taken, sink))
-            get.allow(taken)
-            get.wait(taken, PATIENCE)
+            halves.append(
+                party.transport.put(peer, tag, Region.over(_array(nbytes, party.rank, accepted), chunk=CHUNK))
+            )
+        for peer in party.peers if accepted else ():
+            sink = np.zeros(accepted * CHUNK, np.uint8)
+            get = party.transport.get(peer, tag, Region(int(sink.ctypes.data), nbytes, CHUNK, accepted, sink))
+            get.allow(accepted)
+            get.wait(accepted, PATIENCE)
             halves.append(get)
         time.sleep(0.02)
-        party.barrier()  # nobody cancels what somebody waits for
+        party.barrier()  # no rank cancels a transfer that a peer waits for
         for half in halves:
             half.cancel()
-        _until_done(halves, "what nobody takes is held", PATIENCE)
-        party.barrier()  # both halves of all are over
+        _until_done(halves, "a transfer that no peer takes is held", PATIENCE)
+        party.barrier()  # both sides of all transfers have ended
         opposite = []
         for peer in party.peers:
             sink = np.zeros(nbytes, np.uint8)
             opposite.append((peer, sink, party.transport.get(peer, tag, Region.over(sink, chunk=CHUNK))))
-            source = _array(nbytes, party.rank, peer, taken)
+            source = _array(nbytes, party.rank, peer, accepted)
             halves.append(party.transport.put(peer, tag, Region.over(source, chunk=CHUNK)))
         for peer, sink, get in opposite:
             get.wait(get.chunks, PATIENCE)
-            assert np.array_equal(sink, _array(nbytes, peer, party.rank, taken)), "data of a copy that was cancelled"
+            assert np.array_equal(sink, _array(nbytes, peer, party.rank, accepted)), "data of a copy that was cancelled"
         for put in halves[-len(party.peers) :]:
             put.wait(put.chunks, PATIENCE)
 
@@ -360,7 +362,7 @@ def many_copies_that_nobody_takes_harm_no_other(party: Party) -> None:
         opposite_copies_and_many_at_once(party)
         for put in puts:
             put.cancel()
-        _until_done(puts, "what nobody takes is held", 5.0)
+        _until_done(puts, "a transfer that no peer takes is held", PATIENCE)
         party.barrier()
 
 
@@ -386,7 +388,7 @@ def the_memory_of_a_finished_copy_is_let_go(party: Party) -> None:
 def receiving_ends_in_time_and_counts_are_kept(party: Party) -> None:
     party.barrier()
     got = party.transport.receive(0.05)
-    if got is not None:  # this rank stood still so long that another is done already
+    if got is not None:  # this rank was descheduled until another rank had finished
         assert got[1] == b"here"
         party.keep(*got)
     time.sleep(0.2)
@@ -399,8 +401,8 @@ def receiving_ends_in_time_and_counts_are_kept(party: Party) -> None:
 def a_peer_that_closes_is_lost_and_the_others_go_on(party: Party) -> None:
     """Run last: the highest rank closes its transport, then the others close theirs."""
     last = max((party.rank, *party.peers))
-    told: list[tuple[int, str]] = []
-    party.transport.on_lost(lambda peer, reason: told.append((peer, reason)))
+    losses: list[tuple[int, str]] = []
+    party.transport.on_lost(lambda peer, reason: losses.append((peer, reason)))
     party.barrier()
     if party.rank == last:
         for peer in party.peers:
@@ -420,7 +422,7 @@ def a_peer_that_closes_is_lost_and_the_others_go_on(party: Party) -> None:
     assert party.take(last) == b"a last word"
     end = time.monotonic() + PATIENCE
     while last not in party.transport.lost():
-        assert time.monotonic() < end, "nobody noticed"
+        assert time.monotonic() < end, "no rank noticed"
         time.sleep(1e-3)
     for action in (
         lambda: party.send(last, b"?"),
@@ -432,13 +434,14 @@ def a_peer_that_closes_is_lost_and_the_others_go_on(party: Party) -> None:
         except DeviceLostError:
             continue
         raise AssertionError("a lost peer was spoken to")
-    others = [peer for peer in party.peers if peer != last]
-    for peer in others:
+    remaining = [peer for peer in party.peers if peer != last]
+    for peer in remaining:
         party.send(peer, b"still here")
-    for peer in others:
+    for peer in remaining:
         assert party.take(peer) == b"still here"
+    until(lambda: losses)  # another thread may report the loss
     time.sleep(0.05)
-    assert [peer for peer, _ in told].count(last) == 1 and dict(told)[last]
+    assert [peer for peer, _ in losses].count(last) == 1 and dict(losses)[last]
     party.transport.close()
 
 

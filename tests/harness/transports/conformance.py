@@ -1,4 +1,4 @@
-"""TransportConformance: tests that every transport passes; a subclass says how to make one.
+"""TransportConformance: tests that every transport passes; a subclass creates the transport.
 
 Needs pytest. A subclass in a test module is collected as it is::
 
