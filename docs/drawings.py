@@ -1,11 +1,20 @@
-"""Draw the pictures of these pages: ``python docs/drawings.py`` writes docs/drawings/*.svg.
+"""Draw the pictures of these pages: ``python -m docs.drawings`` writes docs/drawings/*.svg.
 
-Each picture has a light panel of its own behind dark lines, so it is readable on light and dark pages alike.
+Each picture has a light panel of its own behind dark lines, so it is readable on light and dark pages alike. Timelines
+show logs of the simulator.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
+
+from lab.sched.rates import ClassTable
+from lab.sched.replay import replay
+from lab.sched.simulator import Simulator
+from warpwell.scheduler.extend import Capacity, Core, Kind, Log, Request, Task
+from warpwell.scheduler.report.timeline import residency_intervals
+from warpwell.scheduler.task import Profile
 
 FOLDER = Path(__file__).parent / "drawings"
 INK, SOFT, PANEL = "#1f2937", "#6b7280", "#f8fafc"
@@ -24,7 +33,7 @@ class Drawing:
         self,
         x: float,
         y: float,
-        words: str,
+        label: str,
         *,
         anchor: str = "middle",
         size: int = 14,
@@ -35,19 +44,19 @@ class Drawing:
         weight = ' font-weight="600"' if bold else ""
         self.shapes.append(
             f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size}" fill="{color}"{weight}>'
-            f"{escape(words)}</text>"
+            f"{escape(label)}</text>"
         )
 
     def box(
-        self, x: float, y: float, width: float, height: float, lines: Sequence[str] = (), *, fill: str = BLUE
+        self, x: float, y: float, width: float, height: float, labels: Sequence[str] = (), *, fill: str = BLUE
     ) -> None:
-        """Draw a box with lines of text in its middle, the first one bold."""
+        """Draw a box with labels below one another in its middle, the first one bold."""
         self.shapes.append(
             f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" fill="{fill}" stroke="{INK}"/>'
         )
-        top = y + height / 2 + 5 - 9 * (len(lines) - 1)
-        for k, words in enumerate(lines):
-            self.text(x + width / 2, top + 18 * k, words, bold=k == 0)
+        top = y + height / 2 + 5 - 9 * (len(labels) - 1)
+        for k, label in enumerate(labels):
+            self.text(x + width / 2, top + 18 * k, label, bold=k == 0)
 
     def arrow(self, x0: float, y0: float, x1: float, y1: float, *, dashed: bool = False) -> None:
         """Draw an arrow from (x0, y0) to (x1, y1)."""
@@ -90,16 +99,16 @@ def miss() -> Drawing:
         "a frame, puts a command into the submission queue, a service thread reads the page into a staging buffer and "
         "posts a completion, and the reading thread copies the page into its frame.",
     )
-    places = {
+    columns = {
         "device": (115, "kernel and cache", "device memory", BLUE),
         "host": (345, "queues and staging", "pinned host memory", GREEN),
         "service": (560, "controller", "service threads", AMBER),
         "storage": (755, "medium", "SSD or file", RED),
     }
-    for x, name, where, fill in places.values():
+    for x, name, where, fill in columns.values():
         picture.box(x - 88, 18, 176, 48, [name, where], fill=fill)
         picture.line(x, 66, x, 535)
-    device, host, service, storage = (place[0] for place in places.values())
+    device, host, service, storage = (column[0] for column in columns.values())
 
     def own(y: float, number: int, first: str, second: str = "") -> None:
         picture.box(device - 100, y - 16, 290, 40 if second else 30, fill="#ffffff")
@@ -107,24 +116,24 @@ def miss() -> Drawing:
         if second:
             picture.text(device - 72, y + 19, second, anchor="start", size=12, color=SOFT)
 
-    def send(y: float, number: int, words: str, x0: float, x1: float) -> None:
+    def send(y: float, number: int, label: str, x0: float, x1: float) -> None:
         picture.arrow(x0, y, x1, y)
-        picture.text((x0 + x1) / 2, y - 8, f"{number}  {words}")
+        picture.text((x0 + x1) / 2, y - 8, f"{number}  {label}")
 
-    own(100, 1, "a[i]: the page word says INVALID")
-    own(152, 2, "take a frame and a command id;", "one thread sets BUSY, the others wait")
+    own(100, 1, "a[i]: the page word is INVALID")
+    own(152, 2, "take a frame and a command ID;", "one thread sets BUSY, the others wait")
     send(220, 3, "READ command, doorbell", device, host)
     send(265, 4, "take the command", host, service)
     send(310, 5, "read the page", service, storage)
     picture.arrow(storage, 355, host, 355)
-    picture.text((storage + host) / 2, 347, "the bytes go into the staging buffer")
+    picture.text((storage + service) / 2, 347, "page to staging buffer")
     send(400, 6, "post the completion", service, host)
     send(445, 7, "copy page to the frame", host, device)
     own(490, 8, "set the word to VALID:", "every waiting thread reads its item")
     picture.text(
         device - 100,
         565,
-        "A hit is step 1 alone: the word says VALID, and the item is read from its frame.",
+        "A hit is step 1 alone: the word is VALID, and the thread reads the item from its frame.",
         anchor="start",
         size=13,
         color=SOFT,
@@ -133,7 +142,7 @@ def miss() -> Drawing:
 
 
 def decision() -> Drawing:
-    """What the scheduler compares when a kernel arrives."""
+    """The comparison that the scheduler makes when a kernel arrives."""
     picture = Drawing(
         860,
         430,
@@ -146,17 +155,17 @@ def decision() -> Drawing:
     picture.box(20, 130, 170, 66, ["A and B run", "both memory-bound", "S0 = 1.10"], fill=RED)
     picture.arrow(190, 63, 250, 100)
     picture.arrow(190, 163, 250, 126)
-    picture.box(255, 70, 130, 86, ["View", "what runs, waits,", "is free, and", "how fast"], fill=BLUE)
+    picture.box(255, 70, 130, 86, ["View", "tasks, free room,", "measured rates"], fill=BLUE)
     picture.arrow(385, 113, 430, 113)
     picture.box(435, 30, 405, 166, fill="#ffffff")
     picture.text(450, 55, "The policy compares, over the next T = 20 ms:", anchor="start", bold=True)
-    picture.text(450, 84, "stay      S0 T = 1.10 x 20 = 22.0 ms of work", anchor="start")
-    picture.text(450, 110, "change  d n C + S1 (T - C)", anchor="start")
-    picture.text(450, 132, "         = 0.55 x 5 + 1.60 x 15 = 26.8 ms of work", anchor="start")
-    picture.text(450, 162, "C = 5 ms is what the change takes; S1 = 1.60 is the", anchor="start", size=12, color=SOFT)
-    picture.text(
-        450, 180, "sum of A and C together, d n = 0.55 what A does meanwhile", anchor="start", size=12, color=SOFT
-    )
+    picture.text(450, 84, "stay", anchor="start")
+    picture.text(515, 84, "S0 T = 1.10 x 20 = 22.0 ms of work", anchor="start")
+    picture.text(450, 110, "change", anchor="start")
+    picture.text(515, 110, "d n C + S1 (T - C)", anchor="start")
+    picture.text(515, 132, "= 0.55 x 5 + 1.60 x 15 = 26.8 ms of work", anchor="start")
+    picture.text(450, 162, "C = 5 ms is the time of the change; S1 = 1.60 is the", anchor="start", size=12, color=SOFT)
+    picture.text(450, 180, "sum of A and C; d n = 0.55 is the rate of A meanwhile", anchor="start", size=12, color=SOFT)
     picture.arrow(560, 196, 560, 228)
     picture.text(578, 217, "26.8 > 22.0: preempt B, launch C", anchor="start", bold=True)
 
@@ -168,9 +177,9 @@ def decision() -> Drawing:
     picture.box(left, top, right - left, 36, ["A keeps running, block after block"], fill=RED)
     picture.box(left, top + 44, begin - left, 36, ["B runs"], fill=RED)
     picture.box(begin, top + 44, leave - begin, 36, ["last blocks end"], fill="#ffffff")
-    picture.box(leave, top + 88, right - leave, 36, ["C runs beside A; B goes on later"], fill=AMBER)
+    picture.box(leave, top + 88, right - leave, 36, ["C runs with A; B continues later"], fill=AMBER)
     picture.arrow(begin, top + 150, begin, top + 84, dashed=True)
-    picture.text(begin, top + 166, "B is told to leave", size=12, color=SOFT)
+    picture.text(begin, top + 166, "B must leave", size=12, color=SOFT)
     picture.arrow(leave, top + 150, leave, top + 128, dashed=True)
     picture.text(leave + 8, top + 166, "B has left, C is launched", size=12, color=SOFT)
     return picture
@@ -215,19 +224,112 @@ def transfer() -> Drawing:
     )
 
     y = 305
-    picture.text(20, y, "Other ways, where both ends allow it:", anchor="start", bold=True)
-    for k, words in enumerate(
+    picture.text(20, y, "Other paths, if both ends allow it:", anchor="start", bold=True)
+    for k, label in enumerate(
         (
-            "an array below 24 MiB: one piece, because handing a chunk over costs tens of microseconds",
-            "an array of ww.pinned_empty on the same host: the copy engine reads it where it is; nothing is sent",
+            "an array below 24 MiB: one part, because handing a chunk over costs tens of microseconds",
+            "an array of ww.pinned_empty on the same host: the copy engine reads it in place; nothing is sent",
             "two devices of one host: from memory to memory, by NVLink, PCIe or the operating system",
         )
     ):
-        picture.text(36, y + 24 + 22 * k, f"•  {words}", anchor="start", size=13)
+        picture.text(36, y + 24 + 22 * k, f"•  {label}", anchor="start", size=13)
     return picture
 
 
-PICTURES = {"miss": miss, "decision": decision, "transfer": transfer}
+WAVES = 40
+"""Of each kernel in the simulator: a preempted kernel leaves after the wave that runs."""
+
+
+def kernel(name: str, tenant: str, milliseconds: float, kind: Kind = Kind.COMPUTE, priority: int = 0) -> Task:
+    """Return a kernel for the simulator."""
+    profile = Profile(kind=kind, seconds=1e-3 * milliseconds, resident=264)
+    return Task(name, 264 * WAVES, profile, tenant=tenant, priority=priority)
+
+
+def simulated(submissions: Sequence[tuple[float, Task]], tenants: Mapping[str, Any] | None = None) -> Log:
+    """Return the log of kernels that are submitted at times in milliseconds, under the default policy."""
+    executor = Simulator(ClassTable(Capacity()), Capacity(), mode="drain")
+    core = Core(executor, "lanes", tenants=tenants)
+    replay([Request(task.name, [task], 1e-3 * time) for time, task in submissions], core)
+    return core.log
+
+
+def timeline(title: str, caption: str, log: Log, end: float, kinds: Mapping[str, Kind] | None = None) -> Drawing:
+    """A row for each tenant, with its kernels until a time in milliseconds.
+
+    A kernel waits on the device for earlier ones of its kind: `kinds` has the kinds of kernels that are not
+    compute-intensive.
+    """
+    intervals = [interval for interval in residency_intervals(log) if 1e3 * interval.start < end]
+    rows = list(dict.fromkeys(event.tenant for event in log))
+    left, right, top, height = 110, 840, 62, 54
+    bottom = top + height * len(rows)
+    picture = Drawing(860, bottom + 46, title, caption)
+    picture.text(20, 30, caption, anchor="start", bold=True)
+
+    def at(seconds: float) -> float:
+        return left + (right - left) * min(1.0, 1e3 * seconds / end)
+
+    for row, (tenant, fill) in enumerate(zip(rows, (BLUE, AMBER), strict=True)):
+        picture.text(20, top + height * row + 24, tenant, anchor="start", bold=True)
+        for event in log:
+            if event.tenant == tenant and event.kind == "arrive" and 1e3 * event.time < end:
+                picture.text(at(event.time), top + height * row - 1, "▾", size=12)
+        free = dict.fromkeys(Kind, 0.0)
+        for interval in intervals:
+            kind = (kinds or {}).get(interval.name, Kind.COMPUTE)
+            begin, free[kind] = max(interval.start, free[kind]), interval.end
+            if interval.tenant == tenant and 1e3 * begin < end:
+                width = at(interval.end) - at(begin)
+                label = [interval.name] if width > 10 * len(interval.name) else []
+                picture.box(at(begin), top + height * row + 2, width, 34, label, fill=fill)
+    picture.arrow(left, bottom + 4, right, bottom + 4)
+    step = end / 6
+    for k in range(6):
+        picture.text(at(1e-3 * k * step), bottom + 22, f"{k * step:g}", size=12, color=SOFT)
+    picture.text(right, bottom + 22, "ms", anchor="end", size=12, color=SOFT)
+    picture.text(20, bottom + 36, "▾ submitted", anchor="start", size=12, color=SOFT)
+    return picture
+
+
+def notebooks() -> Drawing:
+    """Two people whose kernels use different parts of the device, and then the same part."""
+    cells = [
+        (0, kernel("simulate", "anna", 24)),
+        (5, kernel("filter", "ben", 10, Kind.MEMORY)),
+        (27, kernel("simulate", "anna", 14)),
+        (30, kernel("fit", "ben", 12)),
+    ]
+    caption = "Kernels that use different parts of the GPU run together, others one after another"
+    return timeline("Two notebooks", caption, simulated(cells), 60, {"filter": Kind.MEMORY})
+
+
+def inference() -> Drawing:
+    """Training steps that leave for answers of higher priority."""
+    steps = [(20 * k, kernel("step", "training", 20)) for k in range(3)]
+    answers = [(time, kernel("answer", "inference", 3, priority=1)) for time in (8, 14, 38)]
+    caption = "A training step leaves after some of its blocks, and continues after the answer"
+    return timeline("Training beside inference", caption, simulated(steps + answers), 60)
+
+
+def users() -> Drawing:
+    """Tenants with weights 3 and 1."""
+    submissions = [
+        (0, kernel(name, tenant, 10)) for tenant, name in (("vision", "v"), ("speech", "s")) for _ in range(40)
+    ]
+    caption = "With weights 3 and 1, vision has three parts of the GPU's time, and speech has one"
+    log = simulated(submissions, {"vision": {"weight": 3}, "speech": {"weight": 1}})
+    return timeline("Two tenants", caption, log, 240)
+
+
+PICTURES = {
+    "miss": miss,
+    "decision": decision,
+    "transfer": transfer,
+    "notebooks": notebooks,
+    "inference": inference,
+    "users": users,
+}
 
 
 def main() -> None:

@@ -40,9 +40,9 @@ class Commands(Directive):
             text = f"{', '.join(action.option_strings)} {value if action.metavar or action.choices else value.upper()}"
         else:
             text = value
-        told = (action.help or "") % {**vars(action), "prog": "warpwell"} if action.help else ""
+        description = (action.help or "") % {**vars(action), "prog": "warpwell"} if action.help else ""
         return nodes.definition_list_item(
-            "", nodes.term("", "", nodes.literal("", text)), nodes.definition("", nodes.paragraph("", told))
+            "", nodes.term("", "", nodes.literal("", text)), nodes.definition("", nodes.paragraph("", description))
         )
 
 

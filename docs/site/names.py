@@ -31,10 +31,10 @@ def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, contnode: no
     """Find the one documented class or exception that is called so; leave all other names as code."""
     if not node.get("optional"):
         return None
-    wanted = node["reftarget"]
+    target = node["reftarget"]
     domain = env.domains.python_domain
-    if wanted.split(".")[-1][:1].isupper():
-        found = [name for name in domain.objects if name.endswith(f".{wanted}")]
+    if target.split(".")[-1][:1].isupper():
+        found = [name for name in domain.objects if name.endswith(f".{target}")]
         if len(found) == 1:
             entry = domain.objects[found[0]]
             return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, contnode, found[0])

@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import ahead
 import numpy as np
 import vertex_table
 from numpy.typing import NDArray
@@ -20,10 +22,11 @@ from rich.syntax import Syntax
 
 from warpwell._check import extra
 from warpwell.cache import Statistics, format_size
-from warpwell.cli._common import Output, Parser, execute, new_file, output_of, scratch
+from warpwell.cli._common import Output, Parser, execute, new_file, output_of
 from warpwell.cli.graph import open_graph, run_options, run_values
 from warpwell.errors import ArgumentError, WarpwellError
 from warpwell.graph import Graph, LoadedGraph, bfs, connected_components, generate
+from warpwell.targets import default_device
 
 _CODE = """\
 import numpy as np
@@ -61,10 +64,12 @@ def run(arguments: argparse.Namespace) -> int:
     if missing:
         raise ArgumentError(f"the demo needs {' and '.join(missing)}: install {extra('demo')}")
     started = time.perf_counter()
-    with scratch("warpwell-demo-") as folder:
+    temporary = tempfile.TemporaryDirectory(prefix="warpwell-demo-")
+    with temporary as name, ahead.compiling(arguments.device or default_device()):
+        folder = Path(name)
         with output.progress() as report:
             graph = generate("kron", arguments.scale, folder / "kron.ww", progress=report)
-        _say(
+        _print_step(
             output,
             f"made {graph.source}: {graph.vertices:,} vertices, {graph.edges:,} edges "
             f"({format_size(graph.edges_path.stat().st_size)})",
@@ -75,18 +80,19 @@ def run(arguments: argparse.Namespace) -> int:
         with output.progress() as report, open_graph(graph, arguments) as loaded:
             search = bfs(loaded, source, progress=report)
             runs["bfs"] = _run_values(loaded, search.seconds, search.stats)
-            loaded.edges.evict()
+        # Opened again for an empty cache, because code that evicts pages would have to be compiled.
+        with output.progress() as report, open_graph(graph, arguments) as loaded:
             components = connected_components(loaded, progress=report)
             runs["cc"] = _run_values(loaded, components.seconds, components.stats)
             device = loaded.device
         runs["bfs"] |= {"source": source, "reached": search.count, "depth": search.rounds}
         runs["cc"] |= {"components": components.count}
-        _say(output, "checking both against SciPy ...")
+        _print_step(output, "checking both against SciPy ...")
         _check(graph, source, search.values, components.values)
         degree = _run_code(graph, arguments.cache, device)
         if not np.array_equal(graph.original(degree), np.bincount(destinations, minlength=graph.vertices)):
             raise WarpwellError("the in-degrees differ from NumPy's: please report this with `warpwell info`")
-        _say(output, "writing a table with a row for each vertex; a query, and training on its rows ...")
+        _print_step(output, "writing a table with a row for each vertex; a query, and training on its rows ...")
         path, columns = vertex_table.write(folder, graph, search.values)
         runs["query"] = vertex_table.query(path, columns)
         runs["training"] = vertex_table.learn(path, graph, columns)
@@ -107,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _say(output: Output, text: str) -> None:
+def _print_step(output: Output, text: str) -> None:
     if not output.as_json:
         output.screen.print(text)
 
@@ -129,8 +135,8 @@ def _check(graph: Graph, source: int, levels: NDArray[np.int64], labels: NDArray
     count, groups = csgraph.connected_components(matrix, directed=False)
     smallest = np.full(count, graph.vertices)
     np.minimum.at(smallest, groups, np.arange(graph.vertices))
-    for name, mine, theirs in (("levels", levels, expected), ("components", labels, smallest[groups])):
-        if not np.array_equal(mine, theirs):
+    for name, found, reference in (("levels", levels, expected), ("components", labels, smallest[groups])):
+        if not np.array_equal(found, reference):
             raise WarpwellError(f"the {name} differ from SciPy's: please report this with `warpwell info`")
 
 
@@ -208,7 +214,7 @@ def _draw(path: Path, runs: dict[str, dict[str, Any]], levels: NDArray[np.int64]
     drawn = right.barh(names, [n / 2**20 for n in sizes], color=colours)
     right.bar_label(drawn, [format_size(n) for n in sizes], padding=3)
     right.margins(x=0.25)
-    right.set(xlabel="MiB", title="what was read on demand")
+    right.set(xlabel="MiB", title="pages read on demand")
     last.plot(runs["training"]["losses"], color="#4477aa")
     last.set(xlabel="step", ylabel="loss", title="training on rows from storage")
     figure.savefig(path, dpi=120)

@@ -43,24 +43,24 @@ def query(path: Path, columns: dict[str, NDArray[Any]]) -> dict[str, Any]:
     """Take the features of the vertices of one level that have the most edges; compare them with NumPy's."""
     at_level = columns["level"] == 2
     degrees = np.sort(columns["degree"][at_level])
-    least = int(degrees[-min(100, len(degrees))])
-    filters = [("level", "==", 2), ("degree", ">=", least)]
+    min_degree = int(degrees[-min(100, len(degrees))])
+    filters = [("level", "==", 2), ("degree", ">=", min_degree)]
     with table.open(path, device="cpu") as vertices:
         began = time.perf_counter()
         found = vertices.where(filters)
-        taken = found.take(["features"]).numpy()["features"]
+        features = found.take(["features"]).numpy()["features"]
         seconds = time.perf_counter() - began
         reads = found.explain()
-    expected = np.flatnonzero(at_level & (columns["degree"] >= least))
-    if not (np.array_equal(found.numpy(), expected) and np.array_equal(taken, columns["features"][expected])):
+    expected = np.flatnonzero(at_level & (columns["degree"] >= min_degree))
+    if not (np.array_equal(found.numpy(), expected) and np.array_equal(features, columns["features"][expected])):
         raise WarpwellError("the query's rows differ from NumPy's: please report this with `warpwell info`")
     return {
         "filters": filters,
         "rows": len(found),
         "seconds": seconds,
         "table_bytes": sum(column.nbytes for column in columns.values()),
-        "bytes_wanted": sum(one.wanted for one in reads),
-        "bytes_read": sum(one.read for one in reads),
+        "bytes_wanted": sum(read.wanted for read in reads),
+        "bytes_read": sum(read.read for read in reads),
     }
 
 
@@ -89,11 +89,11 @@ def _losses(neighbors: train.Neighbors, data: train.Dataset, steps: int) -> list
         rows = data.take(batch.nodes)
         total, count = np.zeros((batch.batch_size, WIDTH)), np.bincount(batch.targets, minlength=batch.batch_size)
         np.add.at(total, batch.targets, rows["features"][batch.sources])
-        given = np.hstack([rows["features"][: batch.batch_size], total / np.maximum(count, 1)[:, None]])
+        inputs = np.hstack([rows["features"][: batch.batch_size], total / np.maximum(count, 1)[:, None]])
         labels = rows["label"][: batch.batch_size]
-        raw = given @ weights
+        raw = inputs @ weights
         share = np.exp(raw - raw.max(axis=1, keepdims=True))
         share /= share.sum(axis=1, keepdims=True)
         losses.append(float(-np.log(share[np.arange(len(labels)), labels]).mean()))
-        weights -= 0.5 / len(labels) * given.T @ (share - np.eye(CLASSES)[labels])
+        weights -= 0.5 / len(labels) * inputs.T @ (share - np.eye(CLASSES)[labels])
     return losses

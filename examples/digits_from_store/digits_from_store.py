@@ -1,4 +1,4 @@
-"""Train a digits classifier from a store on disk, and see that the losses are those of training from memory.
+"""Train a digits classifier from a store on disk, and check that the losses equal the losses of training from memory.
 
 Run it with ``python digits_from_store.py``; it needs scikit-learn (``pip install -e '.[examples]'``) and no GPU.
 """

@@ -27,7 +27,7 @@ def advance(edges, offsets, levels, level, changed):
 
 
 def search(loaded, source):
-    """Return the level of each vertex, -1 where it is not reached."""
+    """Return the level of each vertex, -1 if it is not reached."""
     levels = np.full(loaded.graph.vertices, -1)
     levels[source] = 0
     changed = np.ones(1, np.int64)
@@ -49,7 +49,7 @@ def main():
         with LoadedGraph(graph, cache="64KiB", stats="full") as loaded:
             found = bfs(loaded, source)
             components = connected_components(loaded)
-            mine = search(loaded, source)
+            levels = search(loaded, source)
 
     print(f"{graph.edges:,} edges, {8 * graph.edges:,} bytes, behind a cache of 65,536 bytes")
     print(f"from {source}: {found.count:,} of {graph.vertices:,} vertices, depth {found.rounds}")
@@ -57,7 +57,7 @@ def main():
     stats = found.stats
     print(f"wanted {stats.bytes_wanted:,} bytes, read {stats.bytes_read:,}: {stats.io_amplification:.1f} times")
 
-    assert np.array_equal(found.values, mine)
+    assert np.array_equal(found.values, levels)
     # all that a search reaches is one component, the source's
     assert np.array_equal(found.values >= 0, components.values == components.values[source])
     assert stats.misses > 0

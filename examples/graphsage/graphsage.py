@@ -1,4 +1,4 @@
-"""Train GraphSAGE on features that stay on storage, and see that the losses are those of training from memory.
+"""Train GraphSAGE on features on storage, and check that the losses equal the losses of training from memory.
 
 Run it with ``python graphsage.py``; it needs PyTorch and PyTorch Geometric (``pip install -e '.[train]'``) and no GPU.
 """

@@ -1,6 +1,6 @@
 """Estimate pi on all devices at once, and pass partial sums from device to device.
 
-``python many_devices.py`` uses the devices of this machine (the CPU is one where there is no GPU), and
+``python many_devices.py`` uses the devices of this machine (the CPU, if there is no GPU), and
 ``warpwell run --agents 4 many_devices.py`` four agents; it prints the same.
 """
 

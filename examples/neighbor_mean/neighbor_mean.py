@@ -1,7 +1,7 @@
 """Learn labels of vertices from features of sampled neighbours, with graph and features on storage, by NumPy alone.
 
 Run it with ``python neighbor_mean.py``; it needs no input and no GPU. It stops half-way, as if it had been killed, and
-goes on from the number of the next batch: the losses are those of one run, bit for bit.
+resumes at the number of the next batch: the losses equal the losses of one run, bit for bit.
 """
 
 import tempfile
@@ -27,20 +27,20 @@ def make(folder):
 
 
 def inputs(batch, x):
-    """Return the features of the batch's vertices, and the mean of those of their sampled neighbours."""
+    """Return the features of the batch's vertices, and the mean features of their sampled neighbours."""
     total = np.zeros((batch.batch_size, WIDTH))
     np.add.at(total, batch.targets, x[batch.sources])
     degree = np.bincount(batch.targets, minlength=batch.batch_size)
     return np.hstack([x[: batch.batch_size], total / np.maximum(degree, 1)[:, None]])
 
 
-def step(weights, given, labels):
+def step(weights, features, labels):
     """Improve the weights; return the loss before."""
-    raw = given @ weights
+    raw = features @ weights
     probability = np.exp(raw - raw.max(axis=1, keepdims=True))
     probability /= probability.sum(axis=1, keepdims=True)
     loss = -np.log(probability[np.arange(len(labels)), labels]).mean()
-    weights -= 0.5 / len(labels) * given.T @ (probability - np.eye(CLASSES)[labels])
+    weights -= 0.5 / len(labels) * features.T @ (probability - np.eye(CLASSES)[labels])
     return loss
 
 

@@ -44,17 +44,17 @@ def main():
     image = np.sin(2 * np.pi * (5 * x + 3 * y) / N) + 0.5 * np.cos(2 * np.pi * 40 * x / N)
     parts = np.array_split(image, len(devices))
 
-    blocks = []  # blocks[k][j]: what device k has for device j
+    blocks = []  # blocks[k][j]: data that device k sends to device j
     for device, rows in zip(devices, parts, strict=True):
-        blocks.append([device.empty((len(other), len(rows)), np.complex128) for other in parts])
+        blocks.append([device.empty((len(columns), len(rows)), np.complex128) for columns in parts])
         device.call(rows_first, device.to_device(rows), *blocks[-1])
 
     results = []
     for j, device in enumerate(devices):
         # each block goes straight from the device that has it; nothing here waits
-        mine = [blocks[k][j] if k == j else device.to_device(blocks[k][j]) for k in range(len(devices))]
+        received = [blocks[k][j] if k == j else device.to_device(blocks[k][j]) for k in range(len(devices))]
         results.append(device.empty((len(parts[j]), N), np.complex128))
-        device.call(columns_next, results[-1], *mine)
+        device.call(columns_next, results[-1], *received)
 
     spectrum = np.concatenate([result.copy_to_host() for result in results]).T
     strength = np.abs(spectrum[: N // 2]) / N**2

@@ -1,6 +1,6 @@
 """Search a graph on all devices, each of which reads the edges from storage itself.
 
-First one search whose vertices are shared out, with an exchange of what was found between the devices after each
+First one search whose vertices are shared out, with an exchange of the found vertices between the devices after each
 level; then searches from several vertices, each on one device. ``python pool_graph.py`` uses the devices of this
 machine, ``warpwell run --agents 4 pool_graph.py`` four agents; it prints the same.
 """
@@ -25,9 +25,9 @@ def expand(offsets, edges, depth, found, first, level):
 
 
 @ww.kernel
-def merge(found, others):
+def merge(found, remote):
     v = gpu.grid(1)
-    found[v] |= others[v]
+    found[v] |= remote[v]
 
 
 @ww.kernel
@@ -51,8 +51,8 @@ def search(devices, parts, graphs, source):
         merged, changed = [], []
         for k, device in enumerate(devices):
             merged.append(device.to_device(found[k]))
-            for other in found[:k] + found[k + 1 :]:
-                merge[VERTICES](merged[k], device.to_device(other))  # straight from the other device
+            for remote in found[:k] + found[k + 1 :]:
+                merge[VERTICES](merged[k], device.to_device(remote))  # straight from the other device
             changed.append(device.zeros(1, np.int64))
             settle[VERTICES](depths[k], merged[k], level, changed[k])
         if changed[0].copy_to_host()[0] == 0:  # all devices know the same

@@ -50,12 +50,12 @@ def main():
                 values = rows.take(name).numpy()[name]
                 values = values[~np.isnan(values)]  # a null is NaN there
                 mean = math.fsum(values) / len(values)
-                read = sum(one.read for one in rows.explain(COLUMNS[:count]))
+                read = sum(column.read for column in rows.explain(COLUMNS[:count]))
                 print(f"Q{count - 1}: mean of {name:13} {mean:9.4f}; {count} columns of these rows: {read:,} bytes")
                 assert math.isclose(mean, by_polars[name][0], rel_tol=1e-12)
-            whole = sum(extent.nbytes for name in COLUMNS for run in table[name].runs for extent in run.extents)
-            assert read <= whole + 2 * 4096 * len(COLUMNS)
-            print(f"whole columns have {whole:,} bytes")
+            column_bytes = sum(extent.nbytes for name in COLUMNS for run in table[name].runs for extent in run.extents)
+            assert read <= column_bytes + 2 * 4096 * len(COLUMNS)
+            print(f"whole columns have {column_bytes:,} bytes")
 
 
 if __name__ == "__main__":

@@ -61,8 +61,8 @@ def main(device="cpu"):
     weights, counts = np.zeros((10, 65)), np.zeros((EPOCHS, count), np.int64)
     with ww.kv.open("digits.kv", device=device) as store:
         records = np.zeros(1, store.schema.record)
-        words = np.stack([order.words for order in orders])
-        train[1](store, words, weights, records, np.zeros(IN_FLIGHT, np.int64), np.zeros(10), counts)
+        order_words = np.stack([order.words for order in orders])
+        train[1](store, order_words, weights, records, np.zeros(IN_FLIGHT, np.int64), np.zeros(10), counts)
 
     expected = np.zeros((10, 65))
     pixels = np.hstack([images.reshape(-1, 64) / 16, np.ones((count, 1))])
