@@ -53,7 +53,7 @@ class Span(ctypes.Structure):
     _fields_ = [
         ("start", ctypes.c_uint64),
         ("size", ctypes.c_uint64),
-        ("what", ctypes.c_uint32),
+        ("type", ctypes.c_uint32),
         ("flags", ctypes.c_uint32),
         ("serial", ctypes.c_uint64),
         ("owner", ctypes.c_void_p),

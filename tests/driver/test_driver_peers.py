@@ -28,9 +28,9 @@ MIB = 1 << 20
 PIECE = 2 * MIB
 OTHER_ARENA = 0x310000000000
 INVALID_VALUE, OUT_OF_MEMORY, NOT_READY, DEVICE_UNAVAILABLE, ALREADY_MAPPED = 1, 2, 600, 46, 208
-LINK = 7  # enum ww_said
+LINK = 7  # packet types in driver_calls.txt
 RANGE, MAP, UNMAP, DONE, SIGNAL = range(1, 6)  # enum ww_link_said
-MESSAGE = struct.Struct("=IiQQQ")  # said, result, at, nbytes, number
+MESSAGE = struct.Struct("=IiQQQ")  # type, result, at, nbytes, number
 
 RIGHT = {
     "access": [

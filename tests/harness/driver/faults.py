@@ -175,7 +175,7 @@ PEERS: dict[str, tuple[str, Changes]] = {
     ),
     "a thread that waits for a worker that has ended is not woken": (
         "lost",
-        {"worker_links.c": {"a->came = 1;\n        a->result": "a->result"}},
+        {"worker_links.c": {"a->is_done = 1;\n        a->result": "a->result"}},
     ),
     "memory of a worker that has ended goes while it is used": (
         "lost",
@@ -356,7 +356,7 @@ MIRRORED: dict[str, tuple[Changes, dict[str, Any]]] = {
         {},
     ),
     "memory that is pinned for another host's device is the worker's": (
-        {"layer_copy.c": {"r->what == WW_PINNED_MEMORY && k->device->facts.remote ? NULL : k->device": "k->device"}},
+        {"layer_copy.c": {"r->type == WW_PINNED_MEMORY && k->device->facts.remote ? NULL : k->device": "k->device"}},
         {},
     ),
     "pinned memory is read before a host function has run": (
@@ -410,7 +410,7 @@ OVER_MPI: dict[str, Changes] = {
         "relay.c": {"if (e.slot != WW_NO_SLOT) atomic_store": "if (e.slot == 0) atomic_store"}
     },
     "memory that is pinned for another host's device is the worker's": {
-        "layer_copy.c": {"r->what == WW_PINNED_MEMORY && k->device->facts.remote ? NULL : k->device": "k->device"}
+        "layer_copy.c": {"r->type == WW_PINNED_MEMORY && k->device->facts.remote ? NULL : k->device": "k->device"}
     },
 }
 """Faults of the mirror, as changes of sources: an MPI job must find them. A thread that is not woken polls later."""

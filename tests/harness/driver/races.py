@@ -32,7 +32,7 @@ ADDRESSES: natives.Changes = {
 }
 PLANTED: natives.Changes = {
     "worker_links.c": {
-        "WW_LOCK(&lock); if (l->came.n >= EARLY_MOST) return 0;": "if (l->came.n >= EARLY_MOST)"
+        "WW_LOCK(&lock); if (l->arrived.n >= EARLY_MOST) return 0;": "if (l->arrived.n >= EARLY_MOST)"
         " { return 0; } WW_LOCK(&lock);",
     },
 }

@@ -55,9 +55,9 @@ int ww_receive(int socket, void *packet, size_t nbytes, int *fds, int nfds, int 
     }
 }
 
-static int say_hello(int socket, uint32_t said, int ordinal, const int *fds, int nfds) {
+static int say_hello(int socket, uint32_t type, int ordinal, const int *fds, int nfds) {
     struct ww_hello hello = {
-        .said = said, .magic = WW_MAGIC, .hash = WW_HASH, .pid = (uint32_t)getpid(), .ordinal = (uint32_t)ordinal};
+        .type = type, .magic = WW_MAGIC, .hash = WW_HASH, .pid = (uint32_t)getpid(), .ordinal = (uint32_t)ordinal};
     const char *share = getenv("WARPWELL_SHARE");
     if (share && strlen(share) < sizeof hello.share)
         strcpy(hello.share, share);
@@ -97,20 +97,20 @@ static int connect_to(const char *folder, int ordinal) {
     return failed ? -1 : s;
 }
 
-/* Receive a packet of type `said` with facts. If the server refuses, print its reason and return its error code. */
-static int await_facts(int socket, uint32_t said, int ordinal, struct ww_facts *facts, int *fds, int nfds,
+/* Receive a packet of type `type` with facts. If the server refuses, print its reason and return its error code. */
+static int await_facts(int socket, uint32_t type, int ordinal, struct ww_facts *facts, int *fds, int nfds,
                        int timeout_ms) {
     union {
-        uint32_t said;
+        uint32_t type;
         struct ww_facts facts;
         struct ww_refused refused;
     } packet;
     int n = ww_receive(socket, &packet, sizeof packet, fds, nfds, timeout_ms);
-    if (n == (int)sizeof packet.facts && packet.said == said) {
+    if (n == (int)sizeof packet.facts && packet.type == type) {
         *facts = packet.facts;
         return 0;
     }
-    if (n == (int)sizeof packet.refused && packet.said == WW_REFUSED) {
+    if (n == (int)sizeof packet.refused && packet.type == WW_REFUSED) {
         packet.refused.why[sizeof packet.refused.why - 1] = 0;
         ww_say("device %d: %s", ordinal, packet.refused.why);
         return packet.refused.result ? packet.refused.result : CUDA_ERROR_UNKNOWN;

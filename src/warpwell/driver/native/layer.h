@@ -121,7 +121,7 @@ struct ww_channel {
 
 struct ww_span {
     uint64_t start, size;
-    uint32_t what, flags; /* enum ww_what; flags of the allocation, or the device's index for WW_REGISTERED */
+    uint32_t type, flags; /* enum ww_memory_type; flags of the allocation, or the device's index for WW_REGISTERED */
     uint64_t serial;
     void *owner;    /* struct ww_pool, ww_graph_memory (WW_OF_GRAPH), address on device (WW_REGISTERED), or NULL */
     uint64_t users; /* bits of other devices whose workers map the memory: layer_peer.c */
@@ -133,9 +133,9 @@ struct ww_ranges { /* spans are sorted by `start` and do not overlap */
     size_t n;
 };
 
-struct ww_ids {                            /* ids of one kind of object; the one freed longest ago is used first */
-    uint32_t first, most, next, at, nfree; /* ids from `next` to `most` - 1 were never used */
-    uint32_t *free; /* queue of `nfree` freed ids in a ring of `most`, from index `at` on; allocated at the first use */
+struct ww_ids {                         /* ids of one kind of object; the one freed longest ago is used first */
+    uint32_t capacity, next, at, nfree; /* ids from `next` to `capacity` - 1 were never used */
+    uint32_t *free; /* queue of `nfree` freed ids in a ring of `capacity` from index `at`, allocated at the first use */
 };
 
 struct ww_device {
@@ -274,14 +274,14 @@ bool ww_grow(void *all, size_t n, size_t each);
 
 /* -- layer_range.c ------------------------------------------------------------------------------------------------- */
 
-enum ww_what { WW_ON_DEVICE = 1, WW_GLOBAL, WW_PINNED_MEMORY, WW_REGISTERED };
+enum ww_memory_type { WW_ON_DEVICE = 1, WW_GLOBAL, WW_PINNED_MEMORY, WW_REGISTERED };
 
 #define WW_MANAGED 0x100u  /* flag of WW_PINNED_MEMORY, in addition to cuMemHostAlloc's flags: managed memory */
 #define WW_OF_GRAPH 0x200u /* flag of WW_PINNED_MEMORY and WW_ON_DEVICE: a graph's ALLOC node allocates the memory */
 
-int ww_range_add(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags, void *owner);
+int ww_range_add(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t type, uint32_t flags, void *owner);
 /* Remove the span that begins at `start`; false: no span of this type begins there. */
-bool ww_range_take(struct ww_ranges *t, uint64_t start, uint32_t what, struct ww_span *r);
+bool ww_range_take(struct ww_ranges *t, uint64_t start, uint32_t type, struct ww_span *r);
 bool ww_range_find(struct ww_ranges *t, uint64_t at, struct ww_span *r);
 /* Find the device whose table has the address, the current device first; NULL: plain host memory. */
 struct ww_device *ww_range_owner(uint64_t at, struct ww_span *r);
@@ -652,7 +652,7 @@ int ww_synchronize(struct ww_device *d);
 int ww_get_attribute(const struct ww_fn *f, int attribute, int *value);
 int ww_set_attribute(struct ww_fn *f, int attribute, int value);
 int ww_param_info(const struct ww_fn *f, size_t i, size_t *offset, size_t *nbytes);
-int ww_clusters(int *n, CUfunction h, const struct cu_launch_config *c, uint32_t what);
+int ww_clusters(int *n, CUfunction h, const struct cu_launch_config *c, uint32_t type);
 int ww_give_pool(void **pool, struct ww_pool *p);
 int ww_pool_place(const struct cu_mem_location *at, int type, const void *out, struct ww_device **d);
 int ww_load_module(CUmodule *module, const void *image, size_t most, unsigned n, int *names, void **values);

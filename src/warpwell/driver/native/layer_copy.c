@@ -260,7 +260,7 @@ static int copy_there(const struct copy *k) {
 }
 
 static bool reaches(struct ww_device *d, struct ww_device *owner, const struct ww_span *r) {
-    return owner == d || (r->what == WW_ON_DEVICE && ww_reach(d, owner));
+    return owner == d || (r->type == WW_ON_DEVICE && ww_reach(d, owner));
 }
 
 /* Copy from or to memory of other devices that the stream's device maps. A synchronous call begins after the work in
@@ -302,9 +302,9 @@ static int copy_across(const struct copy *k, struct ww_device *to, struct ww_dev
  */
 static struct ww_device *end_of(const struct copy *k, uint64_t at, struct ww_span *r) {
     if (ww_range_find(&k->device->ranges, at, r))
-        return r->what == WW_PINNED_MEMORY && k->device->facts.remote ? NULL : k->device;
+        return r->type == WW_PINNED_MEMORY && k->device->facts.remote ? NULL : k->device;
     struct ww_device *d = ww_range_owner(at, r);
-    if (!d || r->what != WW_PINNED_MEMORY)
+    if (!d || r->type != WW_PINNED_MEMORY)
         return d;
     if (k->stream != WW_RECORDED) {
         ww_use_pinned(k->device);
@@ -318,7 +318,7 @@ static int dispatch(struct copy *k) {
     struct ww_device *there = end_of(k, k->to, &to), *here = end_of(k, k->from, &from);
     if ((there && !ww_range_holds(&to, k->to, k->nbytes)) || (here && !ww_range_holds(&from, k->from, k->nbytes)))
         return CUDA_ERROR_INVALID_VALUE;
-    k->seen = (there && to.what == WW_PINNED_MEMORY) || (here && from.what == WW_PINNED_MEMORY);
+    k->seen = (there && to.type == WW_PINNED_MEMORY) || (here && from.type == WW_PINNED_MEMORY);
     if (there == k->device && here == k->device)
         return copy_there(k);
     if (there && here && reaches(k->device, there, &to) && reaches(k->device, here, &from))
@@ -464,7 +464,7 @@ int ww_set_post(struct ww_device *d, uint32_t stream, const struct cu_node_set *
     int error = 0;
     if (!owner)
         return CUDA_ERROR_INVALID_VALUE;
-    bool here = r.what == WW_PINNED_MEMORY && owner->facts.remote;
+    bool here = r.type == WW_PINNED_MEMORY && owner->facts.remote;
     if (owner != d && !here) {
         if ((error = stream_done(d, stream)))
             return error;
@@ -477,7 +477,7 @@ int ww_set_post(struct ww_device *d, uint32_t stream, const struct cu_node_set *
     }
     for (size_t y = 0; y < rows && !error; y++) {
         k.waits = (waits || owner != d) && y + 1 == rows;
-        k.seen = r.what == WW_PINNED_MEMORY;
+        k.seen = r.type == WW_PINNED_MEMORY;
         error = here ? fill_here(d, stream, s->to + y * s->pitch, s, columns)
                      : fill_row(&k, s->to + y * s->pitch, s, columns);
     }

@@ -11,11 +11,11 @@ bool ww_manages(const struct ww_device *d) {
 }
 
 int ww_managed_check(const struct ww_device *d) {
-    static _Atomic int said;
+    static _Atomic int warned;
     if (!ww_manages(d))
         return ww_refused(layer.ndevices > 1 ? "managed memory of a program with several devices"
                                              : "managed memory on this device");
-    if (!atomic_exchange(&said, 1))
+    if (!atomic_exchange(&warned, 1))
         ww_say("managed memory is pinned memory of the host here: kernels reach it over the bus");
     return 0;
 }
@@ -38,6 +38,6 @@ int ww_hint(CUdeviceptr address, size_t nbytes, int kind, int id) {
     int error = ww_ready();
     if (error || !nbytes || !place)
         return error ? error : nbytes ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
-    bool managed = ww_range_owner(address, &r) && r.what == WW_PINNED_MEMORY && r.flags & WW_MANAGED;
+    bool managed = ww_range_owner(address, &r) && r.type == WW_PINNED_MEMORY && r.flags & WW_MANAGED;
     return managed && ww_range_holds(&r, address, nbytes) ? 0 : CUDA_ERROR_INVALID_VALUE;
 }

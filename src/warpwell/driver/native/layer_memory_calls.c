@@ -31,8 +31,8 @@ static struct ww_device *take_block(CUdeviceptr address, const struct ww_device 
         return d;
     if (atomic_load(&d->holds))
         ww_host_wait(d, d == on ? stream : 0);
-    bool ours = r->what == WW_ON_DEVICE || (r->what == WW_PINNED_MEMORY && (r->owner || r->flags & WW_MANAGED));
-    if (!ours || !ww_range_take(&d->ranges, address, r->what, r))
+    bool ours = r->type == WW_ON_DEVICE || (r->type == WW_PINNED_MEMORY && (r->owner || r->flags & WW_MANAGED));
+    if (!ours || !ww_range_take(&d->ranges, address, r->type, r))
         return NULL;
     if (r->owner)
         ww_pool_give(r->owner, r->size);
@@ -47,7 +47,7 @@ static int free_block(struct ww_device *d, uint32_t stream, CUdeviceptr address)
         return CUDA_ERROR_INVALID_VALUE;
     if (r.flags & WW_OF_GRAPH)
         return ww_graph_memory_freed(r.owner) ? 0 : CUDA_ERROR_INVALID_VALUE;
-    if (r.what == WW_PINNED_MEMORY)
+    if (r.type == WW_PINNED_MEMORY)
         return d ? ww_unpin_in_stream(d, stream, owner, &r) : ww_unpin_taken(owner, &r);
     if (owner == d)
         return ww_send_free(d, WW_OP_FREE_ASYNC, stream, address);
@@ -119,7 +119,7 @@ int ww_body_cuMemHostGetDevicePointer_v2(struct ww_device *d, CUdeviceptr *devic
     }
     ww_use_pinned(d);
     struct ww_device *owner = ww_range_owner(at, &r);
-    if (!owner || r.what != WW_PINNED_MEMORY)
+    if (!owner || r.type != WW_PINNED_MEMORY)
         return CUDA_ERROR_INVALID_VALUE;
     if (!ww_maps_pinned(d, owner, &r))
         return ww_refused("cuMemHostGetDevicePointer for a device of another host than the memory's");
@@ -173,9 +173,9 @@ static struct ww_device *owner_of(CUdeviceptr at, struct ww_span *r) {
 
 /* Return the address at which the device accesses an address of its memory, or 0 if it cannot. */
 static CUdeviceptr on_device(const struct ww_device *d, const struct ww_span *r, CUdeviceptr at) {
-    if (r->what == WW_REGISTERED)
+    if (r->type == WW_REGISTERED)
         return r->owner ? (uintptr_t)r->owner + (at - r->start) : 0;
-    return r->what == WW_PINNED_MEMORY && d->facts.remote ? 0 : at;
+    return r->type == WW_PINNED_MEMORY && d->facts.remote ? 0 : at;
 }
 
 /* Return the size of an attribute's value in bytes. */
@@ -189,9 +189,9 @@ static size_t width_of(int attribute) {
 
 /* Write one attribute of the address `at` in a span. */
 static int attribute_of(struct ww_device *d, const struct ww_span *r, CUdeviceptr at, int attribute, void *to) {
-    bool pinned = r->what == WW_PINNED_MEMORY || r->what == WW_REGISTERED,
-         managed = r->what == WW_PINNED_MEMORY && r->flags & WW_MANAGED,
-         pooled = r->what != WW_REGISTERED && r->owner && !(r->flags & WW_OF_GRAPH);
+    bool pinned = r->type == WW_PINNED_MEMORY || r->type == WW_REGISTERED,
+         managed = r->type == WW_PINNED_MEMORY && r->flags & WW_MANAGED,
+         pooled = r->type != WW_REGISTERED && r->owner && !(r->flags & WW_OF_GRAPH);
     CUdeviceptr mapped = on_device(d, r, at);
     const uint64_t values[] = {
         [CU_POINTER_CONTEXT] = (uintptr_t)ww_context_handle(d),

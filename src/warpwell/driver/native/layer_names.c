@@ -54,17 +54,17 @@ int ww_body_cuGetProcAddress_v2(const char *name, void **function, int version, 
 
 /* Return true at the first call with this name in the process. Names are string literals. */
 static bool first_time(const char *name) {
-    static const char *said[REFUSED_NAMES];
+    static const char *reported[REFUSED_NAMES];
     static _Atomic int busy; /* no mutex: a forked child may call this, too */
     int expected = 0;
     bool first = true;
     if (!atomic_compare_exchange_strong(&busy, &expected, 1))
         return true;
     int i = 0;
-    for (; i < REFUSED_NAMES && said[i] && first; i++)
-        first = strcmp(said[i], name) != 0;
+    for (; i < REFUSED_NAMES && reported[i] && first; i++)
+        first = strcmp(reported[i], name) != 0;
     if (first && i < REFUSED_NAMES)
-        said[i] = name;
+        reported[i] = name;
     atomic_store(&busy, 0);
     return first && i < REFUSED_NAMES;
 }

@@ -95,14 +95,14 @@ bool ww_grow(void *all, size_t n, size_t each) {
 
 int ww_id_take(struct ww_ids *ids, uint32_t *id) {
     WW_LOCK(&lock);
-    if (ids->next < ids->most) {
+    if (ids->next < ids->capacity) {
         *id = ids->next++;
         return 0;
     }
     if (!ids->nfree)
         return CUDA_ERROR_OUT_OF_MEMORY;
     *id = ids->free[ids->at];
-    ids->at = (ids->at + 1) % ids->most;
+    ids->at = (ids->at + 1) % ids->capacity;
     ids->nfree--;
     return 0;
 }
@@ -110,14 +110,14 @@ int ww_id_take(struct ww_ids *ids, uint32_t *id) {
 void ww_id_give(struct ww_device *d, struct ww_ids *ids, uint64_t life, uint32_t id) {
     WW_LOCK(&lock);
     if (!ids->free)
-        ids->free = malloc(ids->most * sizeof *ids->free);
-    if (ids->free && life == atomic_load(&d->life) && ids->nfree < ids->most)
-        ids->free[(ids->at + ids->nfree++) % ids->most] = id;
+        ids->free = malloc(ids->capacity * sizeof *ids->free);
+    if (ids->free && life == atomic_load(&d->life) && ids->nfree < ids->capacity)
+        ids->free[(ids->at + ids->nfree++) % ids->capacity] = id;
 }
 
-static void clear(struct ww_ids *ids, uint32_t first, uint32_t most) {
-    ids->first = ids->next = first;
-    ids->most = most;
+static void clear(struct ww_ids *ids, uint32_t first, uint32_t capacity) {
+    ids->next = first;
+    ids->capacity = capacity;
     ids->nfree = ids->at = 0;
 }
 

@@ -168,7 +168,7 @@ int ww_receive_pinned(struct ww_channel *c, uint64_t address, size_t nbytes) {
     struct ww_pinned packet;
     struct stat s;
     int fd, n = ww_receive(c->socket, &packet, sizeof packet, &fd, 1, PINNED_MS);
-    if (n == (int)sizeof packet && packet.said == WW_PINNED && packet.address == address && fd >= 0 && !fstat(fd, &s) &&
+    if (n == (int)sizeof packet && packet.type == WW_PINNED && packet.address == address && fd >= 0 && !fstat(fd, &s) &&
         (size_t)s.st_size >= nbytes)
         return fd;
     if (fd >= 0)
@@ -177,7 +177,7 @@ int ww_receive_pinned(struct ww_channel *c, uint64_t address, size_t nbytes) {
 }
 
 bool ww_maps_pinned(const struct ww_device *d, const struct ww_device *owner, const struct ww_span *r) {
-    return r->what == WW_PINNED_MEMORY && !d->facts.remote && (owner == d || r->users >> index_of(d) & 1);
+    return r->type == WW_PINNED_MEMORY && !d->facts.remote && (owner == d || r->users >> index_of(d) & 1);
 }
 
 static int lend(struct ww_device *owner, const struct ww_span *r, int *fd) {
@@ -210,7 +210,7 @@ static int map_block(struct ww_device *d, struct ww_device *owner, const struct 
 }
 
 void ww_map_pinned(struct ww_device *d) {
-    static _Atomic int said;
+    static _Atomic int warned;
     struct ww_span r;
     if (ww_in_host_thread) /* this thread must not wait; the call that queued its work has mapped the memory */
         return;
@@ -220,10 +220,10 @@ void ww_map_pinned(struct ww_device *d) {
         struct ww_device *owner = &layer.devices[i];
         for (uint64_t at = 0; owner != d && !owner->facts.remote && ww_range_next(&owner->ranges, at, &r);
              at = r.start + r.size) {
-            if (r.what != WW_PINNED_MEMORY || r.owner || ww_maps_pinned(d, owner, &r))
+            if (r.type != WW_PINNED_MEMORY || r.owner || ww_maps_pinned(d, owner, &r))
                 continue;
             int error = map_block(d, owner, &r);
-            if (error && !atomic_exchange(&said, 1))
+            if (error && !atomic_exchange(&warned, 1))
                 ww_say(
                     "device %d cannot use pinned memory of device %d: error %d; allocate it while device %d is current",
                     d->ordinal, owner->ordinal, error, d->ordinal);

@@ -23,8 +23,8 @@ static int insert(struct ww_ranges *t, const struct ww_span *r) {
     return 0;
 }
 
-int ww_range_add(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags, void *owner) {
-    struct ww_span r = {start, size, what, flags, atomic_fetch_add(&last_serial, 1) + 1, owner, 0};
+int ww_range_add(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t type, uint32_t flags, void *owner) {
+    struct ww_span r = {start, size, type, flags, atomic_fetch_add(&last_serial, 1) + 1, owner, 0};
     if (!size || start + size < start)
         return CUDA_ERROR_INVALID_VALUE;
     WW_LOCK(&t->lock);
@@ -36,10 +36,10 @@ static bool find(const struct ww_ranges *t, uint64_t at, size_t *i) {
     return *i < t->n && t->all[*i].start <= at;
 }
 
-bool ww_range_take(struct ww_ranges *t, uint64_t start, uint32_t what, struct ww_span *r) {
+bool ww_range_take(struct ww_ranges *t, uint64_t start, uint32_t type, struct ww_span *r) {
     size_t i;
     WW_LOCK(&t->lock);
-    if (!find(t, start, &i) || t->all[i].start != start || t->all[i].what != what)
+    if (!find(t, start, &i) || t->all[i].start != start || t->all[i].type != type)
         return false;
     *r = t->all[i];
     t->n--;
@@ -83,7 +83,7 @@ uint64_t ww_ranges_pinned(struct ww_ranges *t) {
     uint64_t nbytes = 0;
     WW_LOCK(&t->lock);
     for (size_t i = 0; i < t->n; i++)
-        nbytes += t->all[i].what == WW_PINNED_MEMORY ? t->all[i].size : 0;
+        nbytes += t->all[i].type == WW_PINNED_MEMORY ? t->all[i].size : 0;
     return nbytes;
 }
 
@@ -117,7 +117,7 @@ void ww_ranges_clear(struct ww_device *d, void (*give)(struct ww_pool *, size_t)
     clear_registered((uint32_t)(d - layer.devices));
     WW_LOCK(&t->lock);
     for (size_t i = 0; i < t->n; i++) {
-        if (t->all[i].what == WW_PINNED_MEMORY)
+        if (t->all[i].type == WW_PINNED_MEMORY)
             munmap((void *)(uintptr_t)t->all[i].start, t->all[i].size);
         if (t->all[i].owner && !(t->all[i].flags & WW_OF_GRAPH))
             give(t->all[i].owner, t->all[i].size);

@@ -143,7 +143,7 @@ API unsigned char *ww_near_staging(struct near *n) { return n->staging; }
 
 /* Change a worker's facts to those that a client of the near end gets. */
 API void ww_near_facts(struct ww_facts *facts, int opened) {
-    facts->said = opened ? WW_OPENED : WW_FACTS;
+    facts->type = opened ? WW_OPENED : WW_FACTS;
     facts->remote = 1;
     facts->npeers = 0;
     facts->attributes[CU_DEVICE_CAN_MAP_HOST] = 0;

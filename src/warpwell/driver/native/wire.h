@@ -93,12 +93,12 @@ struct ww_status {
 
 /* -- socket: one message a packet ---------------------------------------------------------------------------------- */
 
-/* The first field of each packet, `said`, is its type. driver_calls.txt has the types, and the smaller structs. */
+/* The first field of each packet, `type`, is its type. driver_calls.txt has the types, and the smaller structs. */
 
 #define WW_PEERS 16u /* maximum number of devices of a job on one host */
 
 struct ww_facts {
-    uint32_t said, driver_version;
+    uint32_t type, driver_version;
     uint64_t total_bytes;
     uint64_t arena, arena_bytes; /* range of this device's allocations; the devices of a job have different ranges */
     int32_t attributes[WW_ATTRIBUTES];
@@ -112,7 +112,7 @@ struct ww_facts {
 
 struct ww_hand_over { /* server to worker: serve this client. Descriptors: its socket, the file of ww_counts, its stdout
                          and stderr; then its pidfd with has_process, the device's board (gate.h) with has_board */
-    uint32_t said, has_process, has_board;
+    uint32_t type, has_process, has_board;
     int32_t pid; /* of the client */
     char share[WW_SHARE_BYTES];
 };

@@ -63,7 +63,7 @@ static void await_client(void) {
     int fds[6], is_cut;
     if (all[1].revents ||
         ww_receive_packet(given.control, &packet, sizeof packet, fds, 6, &is_cut) != (ssize_t)sizeof packet ||
-        packet.said != WW_HAND_OVER || fds[3] < 0)
+        packet.type != WW_HAND_OVER || fds[3] < 0)
         end_quietly();
     ww.socket = fds[0];
     given.counts = fds[1];
@@ -82,13 +82,13 @@ static void await_client(void) {
 
 /* Report to the client, and exit. Without a client, report to the server, which may still hand over a client. */
 static _Noreturn void refuse(CUresult result, const char *why) {
-    struct ww_refused said = {.said = WW_REFUSED, .result = result};
-    snprintf(said.why, sizeof said.why, "%s", why);
+    struct ww_refused packet = {.type = WW_REFUSED, .result = result};
+    snprintf(packet.why, sizeof packet.why, "%s", why);
     if (ww.socket < 0) {
-        send(given.control, &said, sizeof said, MSG_NOSIGNAL | MSG_DONTWAIT);
+        send(given.control, &packet, sizeof packet, MSG_NOSIGNAL | MSG_DONTWAIT);
         await_client();
     }
-    send(ww.socket, &said, sizeof said, MSG_NOSIGNAL | MSG_DONTWAIT);
+    send(ww.socket, &packet, sizeof packet, MSG_NOSIGNAL | MSG_DONTWAIT);
     ww_end(1);
 }
 
@@ -145,7 +145,7 @@ static void find_facts(struct ww_facts *facts) {
     memset(facts, 0, sizeof *facts);
     size_t total = 0;
     int version = 0;
-    facts->said = WW_FACTS;
+    facts->type = WW_FACTS;
     must(native.cuDriverGetVersion(&version), "the driver has no version");
     must(native.cuDeviceTotalMem_v2(&total, ww.device), "the device tells no size");
     must(native.cuDeviceGetName(facts->name, sizeof facts->name, ww.device), "the device has no name");
@@ -200,7 +200,7 @@ static void start_memory(int fds[3]) {
 }
 
 static void tell_opened(struct ww_facts *facts, const int fds[3]) {
-    facts->said = WW_OPENED;
+    facts->type = WW_OPENED;
     if (ww_send_packet(ww.socket, facts, sizeof *facts, fds, 3, 0))
         ww_end(1);
     for (int i = 0; i < 3; i++)

@@ -182,7 +182,7 @@ struct ww_barrier { /* calls `then` when all calls that were read before it have
     uint32_t left;  /* streams that have not passed the barrier yet */
     void (*then)(struct ww_barrier *barrier);
     uint32_t slot, seq;
-    uint64_t what;
+    uint64_t key;
     void *with;
 };
 void ww_barrier(struct ww_barrier barrier);

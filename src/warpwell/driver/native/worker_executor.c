@@ -16,7 +16,7 @@
 #define STEP_LEAST_NS 5000u /* .. at least this, .. */
 #define STEP_MOST_NS 50000u /* .. and at most this */
 #define IDLE_NS 50000000u   /* duration of a sleep, which the client ends early when it publishes an entry */
-#define TOLD (WW_RING_BYTES / 4) /* bytes that are read between two wake-ups of a mirror (relay.c) */
+#define MIRROR_WAKE_BYTES (WW_RING_BYTES / 4) /* bytes that are read between two wake-ups of a mirror (relay.c) */
 
 static _Alignas(64) unsigned char buffer[sizeof(struct ww_call) + WW_ENTRY_MOST];
 
@@ -65,7 +65,7 @@ static void passed(uint64_t ahead, uint32_t size) {
         atomic_fetch_add(&ww.status->tail_futex, 1);
         ww_wake_all(&ww.status->tail_futex);
     }
-    if ((ww.tail - size) / TOLD != ww.tail / TOLD)
+    if ((ww.tail - size) / MIRROR_WAKE_BYTES != ww.tail / MIRROR_WAKE_BYTES)
         ww_changed();
 }
 

@@ -165,11 +165,11 @@ static CUresult add_function(struct load *l, CUfunction native_function) {
     f->id = id;
     functions[id] = f;
     l->module->functions[l->module->n++] = f;
-    struct ww_function said = {.id = id, .params = f->params, .name_bytes = (uint32_t)length};
+    struct ww_function properties = {.id = id, .params = f->params, .name_bytes = (uint32_t)length};
     for (int i = 0; i < (int)WW_FUNCTION_ATTRIBUTES; i++)
-        if (native.cuFuncGetAttribute(said.attributes + i, i, native_function))
-            said.attributes[i] = -1;
-    put(l, &said, sizeof said);
+        if (native.cuFuncGetAttribute(properties.attributes + i, i, native_function))
+            properties.attributes[i] = -1;
+    put(l, &properties, sizeof properties);
     put(l, f->param, f->params * sizeof *f->param);
     put(l, name, length);
     put(l, zeros, (8 - length % 8) % 8);
@@ -282,7 +282,7 @@ static void unloaded(struct ww_job *job) {
 
 static void start_unload(struct ww_barrier *barrier) {
     ww_heavy_behind(barrier,
-                    (struct ww_job){.work = unload, .done = unloaded, .a = barrier->what, .with = barrier->with});
+                    (struct ww_job){.work = unload, .done = unloaded, .a = barrier->key, .with = barrier->with});
 }
 
 CUresult ww_unload(const struct ww_call *call, const struct ww_args_id *args) {
@@ -293,7 +293,7 @@ CUresult ww_unload(const struct ww_call *call, const struct ww_args_id *args) {
     loading[args->id] = 1;
     for (uint32_t i = 0; i < m->n; i++)
         functions[m->functions[i]->id] = NULL; /* calls that are read later do not find the function */
-    return ww_barrier_for(call, (struct ww_barrier){.then = start_unload, .what = args->id, .with = m});
+    return ww_barrier_for(call, (struct ww_barrier){.then = start_unload, .key = args->id, .with = m});
 }
 
 /* -- functions, globals -------------------------------------------------------------------------------------------- */

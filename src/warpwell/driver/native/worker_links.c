@@ -24,7 +24,7 @@
 struct ww_await { /* an AWAIT call, which waits for a signal */
     struct ww_await *next;
     uint64_t number;
-    int came;
+    int is_done;
     CUresult result;
 };
 
@@ -34,14 +34,14 @@ struct numbers {
 };
 
 struct link {
-    enum { NONE, UP, GONE, ENDING } state; /* `lock` protects this and all fields up to `came` */
+    enum { NONE, UP, GONE, ENDING } state; /* `lock` protects this and all fields up to `arrived` */
     int socket;
     uint64_t base, bytes;     /* of the other worker's arena, reserved here; 0: it has shared nothing */
     struct ww_chunk *imports; /* mapped chunks of the other worker, sorted by address */
     size_t nimports, room;
     int answered, owes; /* owes: the answer `owed` could not be sent yet */
     CUresult answer, owed;
-    struct numbers came;          /* received signals that the executor has not read */
+    struct numbers arrived;       /* received signals that the executor has not read */
     int shares;                   /* used by the heavy thread alone: the other worker maps this arena's chunks */
     struct numbers early, unsent; /* AWAIT not read yet; to send. Only the executor uses these and awaits */
     struct ww_await *awaits;
@@ -128,7 +128,7 @@ static CUresult import(struct link *l, uint64_t at, uint64_t n, int fd) {
     return CUDA_SUCCESS;
 }
 
-static CUresult let_go(struct link *l, uint64_t at, uint64_t n) {
+static CUresult unmap_import(struct link *l, uint64_t at, uint64_t n) {
     size_t i = find(l, at);
     if (i >= l->nimports || l->imports[i].at != at || l->imports[i].size != n)
         return CUDA_ERROR_INVALID_VALUE;
@@ -171,18 +171,18 @@ static void end_link(struct link *l) {
 }
 
 static int answer(struct link *l, CUresult result) {
-    struct ww_link_message said = {.said = WW_LINK_DONE, .result = result};
+    struct ww_link_message reply = {.type = WW_LINK_DONE, .result = result};
     l->owed = result;
-    l->owes = say(l->socket, &said, -1, MSG_DONTWAIT) != 0;
+    l->owes = say(l->socket, &reply, -1, MSG_DONTWAIT) != 0;
     return !l->owes || errno == EAGAIN;
 }
 
 /* Handle a message. Return 0 if the link must end. */
-static int heed(struct link *l, const struct ww_link_message *m, int fd) {
+static int handle_message(struct link *l, const struct ww_link_message *m, int fd) {
     CUresult code;
-    if (l->owes && m->said < WW_LINK_DONE)
+    if (l->owes && m->type < WW_LINK_DONE)
         return 0;
-    switch (m->said) {
+    switch (m->type) {
     case WW_LINK_RANGE:
         code = reserve(l, m->at, m->nbytes);
         break;
@@ -190,7 +190,7 @@ static int heed(struct link *l, const struct ww_link_message *m, int fd) {
         code = import(l, m->at, m->nbytes, fd);
         break;
     case WW_LINK_UNMAP:
-        code = let_go(l, m->at, m->nbytes);
+        code = unmap_import(l, m->at, m->nbytes);
         break;
     case WW_LINK_DONE: {
         WW_LOCK(&lock);
@@ -201,9 +201,9 @@ static int heed(struct link *l, const struct ww_link_message *m, int fd) {
     }
     case WW_LINK_SIGNAL: {
         WW_LOCK(&lock);
-        if (l->came.n >= EARLY_MOST)
+        if (l->arrived.n >= EARLY_MOST)
             return 0;
-        append(&l->came, m->number);
+        append(&l->arrived, m->number);
         tell_executor();
         return 1;
     }
@@ -219,7 +219,7 @@ static void listen_to(struct link *l) {
     ssize_t got = hear(l->socket, &m, sizeof m, &fd);
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
         return;
-    int goes_on = got == (ssize_t)sizeof m && heed(l, &m, fd);
+    int goes_on = got == (ssize_t)sizeof m && handle_message(l, &m, fd);
     if (fd >= 0)
         close(fd);
     if (!goes_on)
@@ -283,13 +283,13 @@ static CUresult share(struct link *l, uint64_t at, uint64_t n, uint64_t handle) 
     CUresult code = native.cuMemExportToShareableHandle(&fd, handle, CU_MEM_POSIX_FD, 0);
     if (code)
         return code;
-    code = ask(l, (struct ww_link_message){.said = WW_LINK_MAP, .at = at, .nbytes = n}, fd);
+    code = ask(l, (struct ww_link_message){.type = WW_LINK_MAP, .at = at, .nbytes = n}, fd);
     close(fd);
     return code;
 }
 
 static void take_back(struct link *l, uint64_t at, uint64_t n) {
-    ask(l, (struct ww_link_message){.said = WW_LINK_UNMAP, .at = at, .nbytes = n}, -1);
+    ask(l, (struct ww_link_message){.type = WW_LINK_UNMAP, .at = at, .nbytes = n}, -1);
 }
 
 /* Let all workers that share this arena map a new chunk. On an error, let them unmap it, and return the code. */
@@ -335,7 +335,7 @@ static void share_all(struct ww_job *job) {
     job->result = ww.shareable ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
     if (!job->result)
         job->result =
-            ask(l, (struct ww_link_message){.said = WW_LINK_RANGE, .at = ww_arena.base, .nbytes = ww_arena.bytes}, -1);
+            ask(l, (struct ww_link_message){.type = WW_LINK_RANGE, .at = ww_arena.base, .nbytes = ww_arena.bytes}, -1);
     size_t done = 0;
     for (; done < nown && !job->result; done++)
         job->result = share(l, own[done].at, own[done].size, own[done].handle);
@@ -360,7 +360,7 @@ int ww_take_descriptor(uint32_t serial) {
         ssize_t got = hear(ww.socket, &packet, sizeof packet, &fd);
         if (got <= 0)
             return -1;
-        if (got == (ssize_t)sizeof packet && packet.said == WW_LINK && packet.serial == serial)
+        if (got == (ssize_t)sizeof packet && packet.type == WW_LINK && packet.serial == serial)
             return fd;
         if (fd >= 0)
             close(fd);
@@ -415,7 +415,7 @@ CUresult ww_share(const struct ww_call *call) { return from_ring(call, share_all
 /* Send a signal to the other worker, or put it in `unsent` if the socket is full. */
 static void signal_peer(uint32_t peer, uint64_t number) {
     struct link *l = links + peer % WW_PEERS;
-    struct ww_link_message m = {.said = WW_LINK_SIGNAL, .number = number};
+    struct ww_link_message m = {.type = WW_LINK_SIGNAL, .number = number};
     if (!is_up(l))
         return;
     if (!l->unsent.n && !say(l->socket, &m, -1, MSG_DONTWAIT))
@@ -430,7 +430,7 @@ CUresult ww_signal(const struct ww_call *call, const struct ww_args_signal *args
 }
 
 static int send_rest(struct link *l) {
-    struct ww_link_message m = {.said = WW_LINK_SIGNAL};
+    struct ww_link_message m = {.type = WW_LINK_SIGNAL};
     size_t sent = 0;
     for (; sent < l->unsent.n; sent++) {
         m.number = l->unsent.all[sent];
@@ -453,17 +453,17 @@ CUresult ww_await_check(struct ww_call *call, const struct ww_args_signal *args)
     pthread_mutex_unlock(&lock);
     struct ww_await *a = call->await = ww_memory(sizeof *a);
     a->number = args->number;
-    for (size_t i = 0; i < l->early.n && !a->came; i++) {
+    for (size_t i = 0; i < l->early.n && !a->is_done; i++) {
         if (l->early.all[i] != args->number)
             continue;
         l->early.all[i] = l->early.all[--l->early.n];
-        a->came = 1;
+        a->is_done = 1;
     }
-    if (ends && !a->came) {
+    if (ends && !a->is_done) {
         free(a);
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
     }
-    if (a->came)
+    if (a->is_done)
         return CUDA_SUCCESS;
     struct ww_await **end = &l->awaits;
     while (*end)
@@ -472,26 +472,26 @@ CUresult ww_await_check(struct ww_call *call, const struct ww_args_signal *args)
     return CUDA_SUCCESS;
 }
 
-int ww_await_is_due(const struct ww_call *call) { return call->await->came; }
+int ww_await_is_due(const struct ww_call *call) { return call->await->is_done; }
 
 CUresult ww_await_issue(struct ww_stream *s, struct ww_call *call) {
     (void)s;
     CUresult code = call->await->result;
-    free(call->await); /* came() or begin_end() has removed it from the list */
+    free(call->await); /* finish_await() or begin_end() has removed it from the list */
     call->await = NULL;
     return code;
 }
 
-static void came(struct link *l, uint64_t number) {
+static void finish_await(struct link *l, uint64_t number) {
     for (struct ww_await **at = &l->awaits; *at; at = &(*at)->next) {
         if ((*at)->number != number)
             continue;
-        (*at)->came = 1;
+        (*at)->is_done = 1;
         *at = (*at)->next;
         return;
     }
     if (l->early.n >= EARLY_MOST)
-        ww_die("more signals came than calls can wait for");
+        ww_die("more signals arrived than calls can wait for");
     append(&l->early, number);
 }
 
@@ -512,13 +512,13 @@ static void forget(struct ww_job *job) {
 static void forgotten(struct ww_job *job) {
     struct link *l = links + job->a;
     WW_LOCK(&lock);
-    l->nimports = l->came.n = l->early.n = l->unsent.n = 0;
+    l->nimports = l->arrived.n = l->early.n = l->unsent.n = 0;
     l->base = l->bytes = 0;
     l->state = NONE;
 }
 
 static void start_forget(struct ww_barrier *barrier) {
-    ww_heavy((struct ww_job){.work = forget, .done = forgotten, .a = barrier->what});
+    ww_heavy((struct ww_job){.work = forget, .done = forgotten, .a = barrier->key});
 }
 
 /* The other worker has exited: let calls that wait for it fail, and unmap its memory when the device has passed all
@@ -526,12 +526,12 @@ static void start_forget(struct ww_barrier *barrier) {
 static void begin_end(struct link *l) {
     for (struct ww_await *a = l->awaits, *next; a; a = next) {
         next = a->next;
-        a->came = 1;
+        a->is_done = 1;
         a->result = CUDA_ERROR_DEVICE_UNAVAILABLE;
     }
     l->awaits = NULL;
     l->unsent.n = 0;
-    ww_barrier((struct ww_barrier){.then = start_forget, .what = (uint64_t)(l - links)});
+    ww_barrier((struct ww_barrier){.then = start_forget, .key = (uint64_t)(l - links)});
 }
 
 int ww_links_step(void) {
@@ -545,14 +545,14 @@ int ww_links_step(void) {
         return some;
     for (struct link *l = links; l < links + WW_PEERS; l++) {
         pthread_mutex_lock(&lock);
-        struct numbers numbers = l->came;
+        struct numbers numbers = l->arrived;
         int gone = l->state == GONE;
-        l->came = (struct numbers){0};
+        l->arrived = (struct numbers){0};
         if (gone)
             l->state = ENDING;
         pthread_mutex_unlock(&lock);
         for (size_t i = 0; i < numbers.n; i++)
-            came(l, numbers.all[i]);
+            finish_await(l, numbers.all[i]);
         free(numbers.all);
         if (gone)
             begin_end(l);

@@ -376,8 +376,8 @@ static void settle(struct ww_job *job) {
 }
 
 static int send_pin(uint64_t at, uint64_t n, int fd) {
-    struct ww_pinned said = {.said = WW_PINNED, .address = at, .nbytes = n};
-    return ww_send_packet(ww.socket, &said, sizeof said, &fd, 1, MSG_DONTWAIT);
+    struct ww_pinned packet = {.type = WW_PINNED, .address = at, .nbytes = n};
+    return ww_send_packet(ww.socket, &packet, sizeof packet, &fd, 1, MSG_DONTWAIT);
 }
 
 /* Return true if `fd` may stay open: half of the process's descriptors are reserved for other uses. */
@@ -448,7 +448,7 @@ static void was_unpinned(struct ww_job *job) {
 }
 
 static void start_unpin(struct ww_barrier *barrier) {
-    struct pin *p = pins + find_pin(barrier->what);
+    struct pin *p = pins + find_pin(barrier->key);
     p->state = GOING;
     struct ww_job job = {.work = unpin, .waits = 1, .done = was_unpinned, .a = p->at, .b = p->nbytes};
     ww_heavy_behind(barrier, job);
@@ -459,5 +459,5 @@ CUresult ww_unpin(const struct ww_call *call, const struct ww_args_free *args) {
     if (i >= npins || pins[i].at != args->address || pins[i].state != HERE)
         return CUDA_ERROR_INVALID_VALUE;
     pins[i].state = LEAVING;
-    return ww_barrier_for(call, (struct ww_barrier){.then = start_unpin, .what = args->address});
+    return ww_barrier_for(call, (struct ww_barrier){.then = start_unpin, .key = args->address});
 }
