@@ -338,7 +338,7 @@ def test_the_companion_wheel_needs_no_compiler(tmp_path: Path, monkeypatch: pyte
     assert os.access(folder / "ww_worker", os.X_OK) and not (tmp_path / "cache").exists()
     (folder / "sources").write_text("others")
     without = run_text(found + "build.has_ziglang = lambda: False\nbuild.parts()")
-    assert "install gcc or clang" in without.stderr and "for other sources" in without.stderr
+    assert "install gcc or clang" in without.stderr and "from other sources" in without.stderr
     assert not (tmp_path / "cache").exists()
 
 

@@ -2,13 +2,13 @@
 
 - table: names, versions and roles of the driver's interface, and how each call is served
 - generate: the C sources that follow from the table
-- board: the file by which programs that share a GPU meet their arbiter
+- board: the file that the programs of a shared GPU and their arbiter communicate through
 - build: the native parts, built once into the cache folder
 - environment: variables and folders by which a program finds the layer instead of the driver
 - passthrough: the environment of programs on this machine's own driver, with the pass-through driver in front of it
-- elf: reads the file of a compiled program before it starts
+- elf: reads the file of a compiled program before the program starts
 - hook: code that Python programs run at their start, for a few functions of NVIDIA's runtime
-- clients: accepts clients of devices and hands them to a server
+- clients: accepts clients of devices and passes them to a server
 - server: starts a worker for each client and device
 
 The native sources (``native/``): ``cu.h`` has the interface's types, ``wire.h`` and ``calls.h`` the protocol between

@@ -1,4 +1,4 @@
-"""`Board`: the file by which the programs of a GPU and its arbiter meet; ``native/gate.h`` has its layout and rules.
+"""`Board`: the file that the programs of a GPU and its arbiter share; ``native/gate.h`` has its layout and rules.
 
 Nothing here needs the scheduler or a GPU: the server of programs opens boards, and an arbiter reads them.
 """
@@ -16,13 +16,13 @@ from ..shared_file import SharedFile
 
 SLOTS, SLOT_BYTES, TABLE, NAME_BYTES = 128, 256, 4096, 64
 _SLOT_LOCKS, _ARBITER_LOCK = 1 << 40, (1 << 40) - 1
-"""Bytes of the file that the kernel locks for the owners of slots, and for the arbiter."""
+"""Offsets of the file's bytes that the owners of slots and the arbiter lock with fcntl."""
 _ARBITER, _BEAT, _PROGRAMS, _RUNNING, _BELL, _FENCE = 1, 8, 9, 10, 16, 24
 """64-bit fields of the head."""
 _WRAP = 1 << 64
 
 START_PAUSE_SECONDS = 1.0
-"""Minimum time between two starts of an arbiter by a process; it doubles at each start without success."""
+"""Minimum time between two starts of an arbiter by a process; doubled after each failed start."""
 
 
 def device_file(uuid: bytes) -> str:
@@ -39,9 +39,9 @@ class Board(SharedFile):
     GATE, BUDGET_NS, OPENED, SERIAL, ... : int
         Words of a slot.
     WORKER, STREAMS, TURN : int
-        Kinds of programs.
+        Types of programs.
     IDLE, RUNNING, LEAVING, WAITING, OVERDUE : int
-        States of a slot, as its arbiter sees it.
+        States of a slot, which its arbiter writes.
     """
 
     SUFFIX, NBYTES, FORMAT = ".board", TABLE + SLOTS * SLOT_BYTES, int.from_bytes(b"WWWGATE3", "little")
@@ -64,12 +64,12 @@ class Board(SharedFile):
     # -- the arbiter ---------------------------------------------------------------------------------------------
 
     def ensure_arbiter(self) -> None:
-        """Start an arbiter unless one has the lock; it exits when the board has no programs.
+        """Start an arbiter unless a process has the arbiter's lock. An arbiter exits when the board has no programs.
 
         Raises
         ------
         OSError
-            It cannot be started.
+            The arbiter cannot be started.
         """
         if self._started is not None and self._started.poll() is None:
             return
@@ -78,7 +78,7 @@ class Board(SharedFile):
             self._start_pause = START_PAUSE_SECONDS
             return
         if getattr(sys, "frozen", False) or not os.path.basename(sys.executable or "").startswith("python"):
-            raise OSError(f"sys.executable is {sys.executable!r}, not Python")  # the program would start itself
+            raise OSError(f"sys.executable is {sys.executable!r}, not Python")  # an embedder would start itself again
         if now >= self._start_time:
             self._start_time, self._start_pause = now + self._start_pause, min(2 * self._start_pause, 32.0)
             self._started = subprocess.Popen(
@@ -101,11 +101,11 @@ class Board(SharedFile):
 
     @property
     def arbiter(self) -> int | None:
-        """The process of the arbiter, 0 if it is of another container, or None."""
+        """The process of the arbiter, 0 if the process is in another container, or None."""
         return os.getpid() if self._is_arbiter else self.lock_owner(_ARBITER_LOCK)
 
     def beat(self, programs: int) -> None:
-        """Show that the arbiter is alive, and how many programs it sees."""
+        """Record that the arbiter is alive, and its number of programs."""
         self.fields[_ARBITER], self.fields[_PROGRAMS] = os.getpid(), programs
         self.fields[_BEAT] = (self.fields[_BEAT] + 1) & 0xFFFFFFFF
 
@@ -116,7 +116,7 @@ class Board(SharedFile):
 
     @property
     def bell(self) -> int:
-        """The value of the futex of the arbiter, for `wait`."""
+        """The value of the arbiter's futex, for `wait`."""
         return self._read_futex(_BELL)
 
     def ring(self) -> None:
@@ -124,12 +124,12 @@ class Board(SharedFile):
         self._wake(_BELL)
 
     def wait(self, bell: int, seconds: float) -> None:
-        """Wait until the bell differs from `bell`, a signal arrives, or the time is over."""
+        """Wait until the arbiter's futex differs from `bell`, a signal arrives, or `seconds` have passed."""
         self._wait(_BELL, bell, seconds)
 
     @property
     def running(self) -> int | None:
-        """The slot of the lease whose gate the arbiter opened last, or None if that is another program's."""
+        """The slot of the lease whose gate the arbiter opened last, or None if the last gate was not of a lease."""
         found = self.fields[_RUNNING]
         return found - 1 if found else None
 
@@ -138,7 +138,7 @@ class Board(SharedFile):
         self.fields[_RUNNING] = 0 if index is None else index + 1
 
     def fence(self) -> None:
-        """Order all stores before the call in front of all loads after it."""
+        """Complete all stores before the call before any load after the call begins."""
         self._wake(_FENCE)
 
     # -- slots ---------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Board(SharedFile):
 
     @staticmethod
     def owner_key(index: int, serial: int) -> int:
-        """Return the value that names a slot and its owner in SUCCESSOR; `slot` takes it like the index."""
+        """Return the value that identifies a slot and its owner in SUCCESSOR; `slot` accepts it as an index."""
         return (serial * SLOTS + index) % _WRAP
 
     def used_slots(self) -> Iterator[tuple[int, int]]:
@@ -161,7 +161,7 @@ class Board(SharedFile):
                 yield index, serial
 
     def owner(self, index: int) -> int | None:
-        """Return the process that has a slot, 0 if it is of another container, or None if it has exited."""
+        """Return the process that owns a slot, 0 if the process is in another container, or None if it has exited."""
         return os.getpid() if index in self._own else self.lock_owner(_SLOT_LOCKS + index)
 
     def is_alive(self, index: int) -> bool:
@@ -169,10 +169,10 @@ class Board(SharedFile):
         return self.owner(index) is not None
 
     def free_slot(self, index: int, serial: int) -> None:
-        """Mark the slot of an exited process as free, unless another process, or this one, has taken it. Any thread."""
+        """Mark the slot of an exited process as free, unless a process has allocated the slot again. Any thread."""
         claim = object()
         if self._own.setdefault(index, claim) is not claim:
-            return  # a lock belongs to a process: to free it here would free the slot of another thread
+            return  # a lock belongs to a process: unlocking would free the slot of another thread
         if self.lock(_SLOT_LOCKS + index):
             if self.fields[self.slot(index) + self.SERIAL] == serial:
                 self.fields[self.slot(index) + self.SERIAL] = (serial + 1) % _WRAP
@@ -180,7 +180,7 @@ class Board(SharedFile):
         del self._own[index]
 
     def take_slot(self, kind: int, pid: int, priority: int, tenant: str) -> tuple[int, int] | None:
-        """Take a free slot for this process; return its index and serial, or None if all are in use. Any thread."""
+        """Allocate a slot for this process; return its index and serial, or None if all are in use. Any thread."""
         claim = object()
         for index in range(SLOTS):
             if self._own.setdefault(index, claim) is not claim:
@@ -196,7 +196,7 @@ class Board(SharedFile):
         return None
 
     def fill_slot(self, index: int, kind: int, pid: int, priority: int, tenant: str) -> int:
-        """Write who has a slot of this process from now on; return its serial. A full memory fence.
+        """Write the program of a slot that this process owns; return the slot's new serial. A full memory fence.
 
         The gate of a lease is closed: two new leases must not overlap before an arbiter has seen them.
         """
@@ -215,7 +215,7 @@ class Board(SharedFile):
         return serial + 1
 
     def keep_slot(self, index: int) -> bool:
-        """Take the lock of a slot of this process again; return False, and forget the slot, if it has been lost."""
+        """Lock a slot of this process again. If another process has the slot, forget the slot and return False."""
         if self.lock(_SLOT_LOCKS + index):
             return True
         del self._own[index]
@@ -240,11 +240,11 @@ class Board(SharedFile):
         return {self.tenant(index) for index, serial in enumerate(serials) if serial}
 
     def named_process(self, index: int) -> int:
-        """Return the process that a slot names: in the program's own container, or any other if its owner wrote so."""
+        """Return the process that a slot names, as the program's container numbers it. The owner may write any."""
         return self.fields[self.slot(index) + self.PID] & 0x7FFFFFFF
 
     def priority(self, index: int) -> int:
-        """Return the priority that the program of a slot named."""
+        """Return the priority that the program of a slot requested."""
         word = self.fields[self.slot(index) + self.PRIORITY]
         return word - _WRAP if word >> 63 else word
 
@@ -259,7 +259,7 @@ class Board(SharedFile):
         return self._read_futex(self.slot(index) + word)
 
     def wait_for_slot(self, index: int, word: int, value: int, seconds: float) -> None:
-        """Wait until a futex of a slot differs from `value`, a signal arrives, or the time is over."""
+        """Wait until a futex of a slot differs from `value`, a signal arrives, or `seconds` have passed."""
         self._wait(self.slot(index) + word, value, seconds)
 
     def wake_slot(self, index: int, word: int) -> None:

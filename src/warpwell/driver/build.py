@@ -1,6 +1,6 @@
 """Build the native parts: once, into the cache folder, named by a hash of sources and compiler.
 
-The companion wheel warpwell-driver (``make driver-wheel``) brings them to machines without a compiler.
+The companion wheel warpwell-driver (``make driver-wheel``) contains the built parts for machines without a compiler.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ FLAGS = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-fvisibility=hidden", "
 SHARED = ("-fPIC", "-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs")
 COMPANION = "warpwell_driver"
 """Package of the companion wheel."""
-SECONDS = 300.0
-"""Longest time of a compiler, which is ended afterwards."""
+COMPILE_SECONDS = 300.0
+"""Time limit for the compiler."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Built:
 
 @dataclass(frozen=True)
 class Part:
-    """A file that the build makes: its sources are all that begin with its names."""
+    """A file that the build makes from all sources whose names begin with one of `names`."""
 
     output: str
     names: tuple[str, ...]
     flags: tuple[str, ...]
 
     def sources(self, native: Path) -> list[Path]:
-        """Return its own sources, sorted."""
+        """Return the sources of this part, sorted."""
         return sorted(path for name in self.names for path in native.glob(name))
 
 
@@ -56,7 +56,7 @@ LAYER = Part("_driver.so", ("layer*.c",), (*SHARED, "-Wl,-soname,libcuda.so.1", 
 WORKER = Part("ww_worker", ("worker*.c", "gate*.c"), ("-fPIE", "-pie"))
 RELAY = Part("_relay.so", ("relay*.c",), (*SHARED,))
 MACHINE = "libcuda-machine.so.1"
-"""Name under which the pass-through driver loads the machine's own driver, from the folder in which it lies itself."""
+"""Name of the machine's own driver in the folder of the pass-through driver, which loads it by this name."""
 PASSTHROUGH = Part(
     "_passthrough.so",
     ("passthrough*.c", "gate*.c"),
@@ -88,9 +88,9 @@ def compiler() -> list[str]:
             return [found, *options]
     if has_ziglang():
         return [sys.executable, "-m", "ziglang", "cc"]
-    note = " (the package warpwell-driver is installed, but for other sources)" if _companion() else ""
+    note = " (the installed package warpwell-driver was built from other sources)" if _companion() else ""
     raise DriverBuildError(
-        "the driver layer for unmodified CUDA programs needs a C compiler once: install gcc or clang, or the package"
+        "a C compiler must build the driver layer for unmodified CUDA programs: install gcc or clang, or the package"
         f" ziglang (pip install ziglang), or set CC{note}"
     )
 
@@ -126,7 +126,7 @@ def cached_folder(name: str, make: Callable[[Path], object]) -> Path:
     try:
         if not folder.is_dir():
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with file_lock(folder.parent / "lock", SECONDS):  # one process builds, the others find what it built
+            with file_lock(folder.parent / "lock", COMPILE_SECONDS):  # one process builds; the others use its folder
                 if not folder.is_dir():
                     with replacing(folder) as part:
                         part.mkdir()
@@ -175,7 +175,7 @@ def build_hash(command: Sequence[str]) -> str:
 
 
 def _more_flags() -> list[str]:
-    return os.environ.get("CFLAGS", "").split()  # tests make warnings errors by it; a newer compiler warns of more
+    return os.environ.get("CFLAGS", "").split()  # tests set -Werror in CFLAGS; a newer compiler has more warnings
 
 
 def find_parts(folder: Path) -> Built:
@@ -187,7 +187,7 @@ def make_parts(folder: Path, command: Sequence[str]) -> None:
     """Compile the parts into a folder, then the runtimes, which are linked to the layer."""
     for name, text in (generate.sources() | runtime.sources()).items():
         (folder / name).write_text(text)
-    machine = folder / MACHINE  # only its name is needed to link
+    machine = folder / MACHINE  # the linker needs only the name of this library
     (folder / "gen_machine.c").touch()
     soname = Part(MACHINE, (), (*SHARED, f"-Wl,-soname,{MACHINE}"))
     compile_files(folder, command, [(soname, [folder / "gen_machine.c"])])
@@ -226,8 +226,8 @@ def compile_files(folder: Path, command: Sequence[str], jobs: Sequence[tuple[Par
 
 def _finish(process: subprocess.Popen[str]) -> None:
     try:
-        output, _ = process.communicate(timeout=SECONDS)
+        output, _ = process.communicate(timeout=COMPILE_SECONDS)
     except subprocess.TimeoutExpired:
-        raise DriverBuildError(f"the C compiler did not end within {SECONDS:g} s: {process.args!r}") from None
+        raise DriverBuildError(f"the C compiler did not end within {COMPILE_SECONDS:g} s: {process.args!r}") from None
     if process.returncode:
         raise DriverBuildError(f"the C compiler failed on the driver layer: {process.args!r}\n{output}")

@@ -24,25 +24,25 @@ from .._os import socket_peer
 from ..errors import ArgumentError, WarpwellError
 from . import generate
 
-HELLO, FACTS, OPEN, OPENED, REFUSED = range(1, 6)  # enum ww_said
+HELLO, FACTS, OPEN, OPENED, REFUSED = range(1, 6)  # packet types in driver_calls.txt
 MAGIC = 0x57574352
 HELLO_PACKET = struct.Struct("=IIQII96s")
 REFUSED_PACKET = struct.Struct("=Ii500s")
 DEVICE_UNAVAILABLE, MISMATCH = 46, 803
-LONGEST = 107
-"""Bytes of a socket's path."""
+MAX_PATH_BYTES = 107
+"""Maximum length of a socket's path, in bytes."""
 FACTS_SECONDS = 120.0
-CLIENTS = 256
-"""Largest number of waiting connections of a listener, and of served clients."""
+MAX_CLIENTS = 256
+"""Maximum number of waiting connections of a listener, and of served clients."""
 _PEER_PIDFD = 77
-"""SO_PEERPIDFD, which Python does not name: of Linux 6.5."""
+"""SO_PEERPIDFD of Linux 6.5, which Python does not define."""
 _HELLO_SECONDS = 10.0
 _TICK = 0.5
 
 
 @dataclass
 class Served:
-    """A device: its name for the server, its number for clients, and its facts after the first request for them."""
+    """A device: its name for the server, its number for clients, and its facts after a client has requested them."""
 
     device: str
     ordinal: int
@@ -50,12 +50,12 @@ class Served:
 
 
 class RefusedError(WarpwellError):
-    """A client is refused.
+    """The listener refuses a client.
 
     Parameters
     ----------
     code : int
-        Code of the driver.
+        Error code of the driver.
     reason : str
     """
 
@@ -73,7 +73,7 @@ class Client:
     request : (bytes, list of int) or None
         A packet that cannot be answered yet, and its descriptors.
     share : bytes
-        The client's variable WARPWELL_SHARE, empty if its calls wait at no gate.
+        The client's variable WARPWELL_SHARE; empty if its calls do not wait at a gate.
     """
 
     line: socket.socket
@@ -85,7 +85,7 @@ class Client:
     share: bytes = b""
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self.line.close()
         self.forget_request()
         if self.pidfd is not None:
@@ -93,7 +93,7 @@ class Client:
             self.pidfd = None
 
     def forget_request(self) -> None:
-        """Close the descriptors of the request, which was answered."""
+        """Close the descriptors of an answered request."""
         for descriptor in self.request[1] if self.request is not None else ():
             os.close(descriptor)
         self.request = None
@@ -102,8 +102,8 @@ class Client:
 class ClientListener(ABC):
     """Listens for clients of devices, in a thread of its own.
 
-    A subclass sets what it needs, and calls `start`; `facts` and `open` are called by the thread. If one of them cannot
-    answer yet, it is called again after each event, and at least twice a second.
+    A subclass initializes itself, then calls `start`. The thread calls `facts` and `open`. If one of these cannot
+    answer yet, the thread calls it again after each event, and at least twice a second.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class ClientListener(ABC):
         self._ending = False
         self._selector = selectors.DefaultSelector()
         self._adopted: deque[tuple[socket.socket, Served]] = deque()
-        self._bell: tuple[socket.socket, socket.socket] | None = None
+        self._waker: tuple[socket.socket, socket.socket] | None = None
         self._thread: threading.Thread | None = None
 
     @abstractmethod
@@ -122,13 +122,13 @@ class ClientListener(ABC):
 
     @abstractmethod
     def open(self, client: Client, output: int, errors: int) -> bool:
-        """Serve a client, with descriptors of its output; its connection and these are closed here afterwards.
+        """Serve a client, with descriptors of its output. The caller closes its connection and these descriptors.
 
-        Return False if it cannot be served yet. Raises `RefusedError`.
+        Return False if the client cannot be served yet. Raises `RefusedError`.
         """
 
     def tick(self) -> None:
-        """Do other work: called after each event, and at least twice a second."""
+        """Do other work. The thread calls this after each event, and at least twice a second."""
         return
 
     @property
@@ -139,7 +139,7 @@ class ClientListener(ABC):
     def listen(self, folder: Path, served: Served) -> None:
         """Make the socket of a device."""
         path = folder / f"device-{served.ordinal}"
-        if len(os.fsencode(path)) > LONGEST:
+        if len(os.fsencode(path)) > MAX_PATH_BYTES:
             raise ArgumentError(
                 f"the path of the socket {path} is too long: set TMPDIR to a folder with a shorter path"
             )
@@ -147,7 +147,7 @@ class ClientListener(ABC):
         try:
             line.bind(str(path))
             path.chmod(0o600)
-            line.listen(CLIENTS)
+            line.listen(MAX_CLIENTS)
             line.setblocking(False)
         except BaseException:
             line.close()
@@ -157,30 +157,30 @@ class ClientListener(ABC):
 
     def start(self) -> None:
         """Start the thread."""
-        self._bell = socket.socketpair()
-        self._bell[0].setblocking(False)
-        self._selector.register(self._bell[0], selectors.EVENT_READ, None)
+        self._waker = socket.socketpair()
+        self._waker[0].setblocking(False)
+        self._selector.register(self._waker[0], selectors.EVENT_READ, None)
         self._thread = threading.Thread(target=self._serve, name="warpwell cuda clients", daemon=True)
         self._thread.start()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the thread."""
-        if self._bell is not None:
-            self._bell[1].setblocking(False)
+        if self._waker is not None:
+            self._waker[1].setblocking(False)
             with contextlib.suppress(OSError):
-                self._bell[1].send(b".")
+                self._waker[1].send(b".")
 
     def adopt(self, served: Served) -> socket.socket:
         """Return a connection of a client in this process, without a socket in the file system."""
         server_end, client_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._adopted.append((server_end, served))
-        self.ring()
+        self.wake()
         return client_end
 
     def close(self) -> None:
         """Close the sockets, and drop clients that are not served yet."""
         self._ending = True
-        self.ring()
+        self.wake()
         if self._thread is not None:
             self._thread.join(FACTS_SECONDS)
             self._thread = None
@@ -193,9 +193,9 @@ class ClientListener(ABC):
         self._clients.clear()
         for line, _ in self._adopted:
             line.close()
-        for end in self._bell or ():
+        for end in self._waker or ():
             end.close()
-        self._bell = None
+        self._waker = None
         self._selector.close()
 
     # -- the thread --------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class ClientListener(ABC):
     def _serve(self) -> None:
         while not self._ending:
             ready = self._selector.select(_TICK)
-            oldest = time.monotonic() - _HELLO_SECONDS  # time that this thread spends below is not the clients'
+            oldest = time.monotonic() - _HELLO_SECONDS  # the work below does not count as time of clients
             for key, _ in ready:
                 if isinstance(key.data, Served):
                     self._accept(key.fileobj, key.data)  # type: ignore[arg-type]
@@ -215,7 +215,7 @@ class ClientListener(ABC):
             while self._adopted:
                 line, served = self._adopted.popleft()
                 line.setblocking(False)
-                self._take(line, served, None)
+                self._add_client(line, served, None)
             self.tick()
             for client in list(self._clients):
                 if client.request is not None:
@@ -227,21 +227,21 @@ class ClientListener(ABC):
         try:
             line, _ = listener.accept()
         except OSError:
-            time.sleep(0.02)  # no descriptors are left: the connection waits, and this thread must not spin
+            time.sleep(0.02)  # out of descriptors: the connection stays queued, and this thread must not spin
             return
         with contextlib.suppress(OSError):
             line.setblocking(False)
             pid, user = socket_peer(line)
             if user != os.getuid():
-                refuse(line, DEVICE_UNAVAILABLE, "the devices belong to another user")
-            elif self._take(line, served, pid):
+                refuse(line, DEVICE_UNAVAILABLE, "the devices belong to another user; start a pool of your own")
+            elif self._add_client(line, served, pid):
                 return
             line.close()
 
-    def _take(self, line: socket.socket, served: Served, pid: int | None) -> bool:
-        """Take a new connection; close it and return False if there are too many."""
-        if len(self._clients) >= CLIENTS or self.serving >= CLIENTS:
-            refuse(line, DEVICE_UNAVAILABLE, f"the device has {CLIENTS} clients, which is the most")
+    def _add_client(self, line: socket.socket, served: Served, pid: int | None) -> bool:
+        """Accept a new connection; close it and return False if there are too many."""
+        if len(self._clients) >= MAX_CLIENTS or self.serving >= MAX_CLIENTS:
+            refuse(line, DEVICE_UNAVAILABLE, f"the device already has the maximum of {MAX_CLIENTS} clients")
             line.close()
             return False
         client = Client(line, served, None if pid is None else _pidfd(line, pid))
@@ -267,7 +267,7 @@ class ClientListener(ABC):
         if client.request is None:
             self._answer(client, packet, descriptors)
             return
-        for descriptor in descriptors:  # it must wait for the answer to its last packet
+        for descriptor in descriptors:  # a client must wait for the answer to its last packet
             os.close(descriptor)
         self._drop(client)
 
@@ -276,17 +276,17 @@ class ClientListener(ABC):
         client.request = packet, descriptors
         is_open: bool | None = False
         try:
-            is_open = self._understand(client, packet, descriptors)
+            is_open = self._try_answer(client, packet, descriptors)
         except RefusedError as refused:
             refuse(client.line, refused.code, str(refused))
         except (OSError, struct.error, subprocess.SubprocessError) as error:
-            refuse(client.line, DEVICE_UNAVAILABLE, f"the program cannot be served: {error}")
+            refuse(client.line, DEVICE_UNAVAILABLE, f"the server cannot start a worker for the program: {error}")
         if is_open:
             client.forget_request()
         elif is_open is not None:
             self._drop(client)
 
-    def _understand(self, client: Client, packet: bytes, descriptors: list[int]) -> bool | None:
+    def _try_answer(self, client: Client, packet: bytes, descriptors: list[int]) -> bool | None:
         """Answer a packet. Return whether the connection stays open, or None if there is no answer yet."""
         if len(packet) != HELLO_PACKET.size:
             return False
@@ -294,7 +294,7 @@ class ClientListener(ABC):
         if magic != MAGIC:
             return False
         if protocol != self._protocol:
-            raise RefusedError(MISMATCH, "the layer is of another version of warpwell than the pool")
+            raise RefusedError(MISMATCH, "layer and pool have different versions of warpwell; restart the pool")
         if message == HELLO:
             if (facts := self.facts(client)) is None:
                 return None
@@ -304,7 +304,7 @@ class ClientListener(ABC):
         if message != OPEN or len(descriptors) != 2:
             return False
         client.share = share.rstrip(b"\0")
-        return False if self.open(client, *descriptors) else None  # once open, its worker has the connection
+        return False if self.open(client, *descriptors) else None  # after `open`, the worker serves the connection
 
 
 def receive(line: socket.socket, max_bytes: int, count: int) -> tuple[bytes, list[int]]:
@@ -329,13 +329,13 @@ def receive(line: socket.socket, max_bytes: int, count: int) -> tuple[bytes, lis
 
 
 def refuse(line: socket.socket, code: int, why: str) -> None:
-    """Send a client the code and the reason with which it is refused."""
+    """Send a client the code and the reason of a refusal."""
     with contextlib.suppress(OSError):
         line.send(REFUSED_PACKET.pack(REFUSED, code, why.encode()[:499]))
 
 
 def _pidfd(line: socket.socket, pid: int) -> int | None:
-    """Return a descriptor of the client's process. None on old kernels: then the socket shows its end."""
+    """Return a descriptor of the client's process. None on old kernels, where the socket reports the process's exit."""
     with contextlib.suppress(OSError):
         descriptor = line.getsockopt(socket.SOL_SOCKET, _PEER_PIDFD)
         os.set_inheritable(descriptor, False)

@@ -40,7 +40,7 @@ class Elf:
     rpath, runpath : list of str
         Folders that are searched before and after those of ``LD_LIBRARY_PATH``.
     has_runtime : bool
-        It contains kernels and NVIDIA's CUDA runtime.
+        Whether the file contains kernels and NVIDIA's CUDA runtime.
     """
 
     machine: str
@@ -51,7 +51,7 @@ class Elf:
 
 
 def read(path: str) -> Elf | None:
-    """Return what an ELF file shows, or None if the file is of another type or damaged."""
+    """Return the properties of an ELF file, or None if the file has another type or is damaged."""
     with open(path, "rb") as stream:
         if stream.read(4) != _MAGIC:
             return None
@@ -96,12 +96,12 @@ def _parse(data: mmap.mmap, origin: str) -> Elf:
 
 
 def is_compiled(path: str) -> bool:
-    """Return whether a file is a program of its own: compiled, or a script of another interpreter than Python.
+    """Return True if a file is compiled or a script of another interpreter than Python, so that it starts by itself.
 
     Raises
     ------
     ArgumentError
-        Neither this host nor Python can execute it.
+        Neither this host nor Python can execute the file.
     """
     if os.path.isdir(path):
         if not os.path.exists(os.path.join(path, "__main__.py")):
@@ -132,19 +132,20 @@ def is_compiled(path: str) -> bool:
 
 
 def examine_program(path: str, library_path: str = "") -> tuple[str | None, list[str]]:
-    """Return why a program cannot use pooled GPUs, and the libraries that must be preloaded because of its DT_RPATH.
+    """Return the reason why a program cannot use pooled GPUs, and the libraries to preload because of its DT_RPATH.
 
     Parameters
     ----------
     path : str
-        The program. Libraries that it needs are read as well, but not those that the libraries need.
+        The program. This function also reads the libraries that the program needs, but not the libraries that those
+        need.
     library_path : str
         Folders in which the dynamic linker looks for libraries, separated by colons.
 
     Returns
     -------
     refusal : str or None
-        One line that names the library and the remedy.
+        A line that names the library and the next step, or None.
     preload : list of str
         Names of libraries.
     """

@@ -1,4 +1,4 @@
-"""Environment of a client, in which it finds the layer where it looks for the driver."""
+"""Environment of a client, in which the dynamic linker finds the layer under the driver's name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import hook
 FOLDER = "WARPWELL_CUDA"
 """Variable with the folder of the sockets ``device-0``, ``device-1``, .. and of ``lib``."""
 NAMES = ("libcuda.so.1", "libcuda.so")
-"""Programs look for either: both must be one file, or a process would load it twice."""
+"""Names of the driver. Programs load either; both must be one file, or a process would load it twice."""
 _HIDDEN = ("CUDA_VISIBLE_DEVICES", "NUMBA_CUDA_DRIVER")
 """Variables about local GPUs and the local driver."""
 _SHARED = ("PATH", "HOME", "LANG", "TMPDIR", "TZ", "USER")
@@ -39,22 +39,22 @@ def client_environ(folder: str | Path, environ: Mapping[str, str]) -> dict[str, 
     folder : path
         Folder of a `DriverServer`.
     environ : mapping
-        Its other variables are kept.
+        All other variables of this environment are copied.
     """
     found: dict[str, str | None] = {**environ, **changes(folder, environ)}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def changes(folder: str | Path, environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the variables of `client_environ` that differ from an environment; None: it must not be there."""
+    """Return the variables of `client_environ` that differ from an environment; None: unset the variable."""
     library = str(Path(folder) / "lib")
     before = without_layer(environ)
     return {
         FOLDER: str(folder),
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (library, before.get("LD_LIBRARY_PATH")))),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(Path(folder) / "python"), before.get("PYTHONPATH")))),
-        "TRITON_LIBCUDA_PATH": library,  # it asks ldconfig first
-        "OMPI_MCA_accelerator": "null",  # MPI of such a process would take pointers of the pool for its own
+        "TRITON_LIBCUDA_PATH": library,  # else Triton calls ldconfig first
+        "OMPI_MCA_accelerator": "null",  # such a process's MPI would use pointers of the pool as its own
         **dict.fromkeys(_HIDDEN),
     }
 
@@ -74,14 +74,14 @@ def without_layer(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def drop_path(environ: dict[str, str], name: str, path: str | None) -> None:
-    """Remove a folder from a variable that lists folders, and the variable if it lists no other one."""
+    """Remove a folder from a variable that lists folders. If no other folder is left, remove the variable."""
     paths = [each for each in environ.pop(name, "").split(os.pathsep) if each and each != path]
     if paths:
         environ[name] = os.pathsep.join(paths)
 
 
 def worker_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of an environment that a worker may have: none about MPI, jobs and their tokens."""
+    """Return an environment for a worker, without the variables about MPI, jobs and their tokens."""
     found = without_layer(environ)
     shared = {name: value for name, value in found.items() if name in _SHARED or name.startswith(_SHARED_PREFIXES)}
     if "LD_LIBRARY_PATH" in found:

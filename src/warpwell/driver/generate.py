@@ -1,4 +1,4 @@
-"""Write the C sources that follow from the table: codes, prototypes, operations, calls without own code."""
+"""Write the C sources that are generated from the table: codes, prototypes, operations, calls without own code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import table
 from .table import NATIVE
 
 _ON_RING = {"size": "uint64_t", "func": "uint32_t"}
-"""C types of roles that travel as another type: functions as the worker's ids."""
+"""C types of roles that are sent as another type: functions are sent as the worker's ids."""
 
 
 def sources() -> dict[str, str]:
@@ -31,23 +31,23 @@ def sources() -> dict[str, str]:
 
 
 def protocol_hash() -> int:
-    """Return what layer and worker must have in common: a hash of the table and of wire.h."""
+    """Return a hash of the table and of wire.h, which must be equal in layer and worker."""
     text = [table.DATA, NATIVE / "wire.h", NATIVE / "calls.h"]
     return int.from_bytes(hashlib.sha256(b"".join(path.read_bytes() for path in text)).digest()[:8], "little")
 
 
 def replayed() -> list[table.Call]:
-    """Calls that generated code sends and replays."""
+    """Return the calls that generated code sends and replays."""
     return [call for call in table.calls().values() if call.kind in ("call", "send")]
 
 
 def _native() -> list[table.Call]:
-    """Return calls that a worker may make of the driver."""
+    """Return the driver calls that a worker may make."""
     return [call for call in table.calls().values() if call.kind != "near"]
 
 
 def flagged(call: table.Call) -> bool:
-    """Return whether a call has a variant for per-thread streams that no argument shows: its body takes a flag."""
+    """Return True if no argument shows that a call is the variant for per-thread streams, so its body has a flag."""
     variants = {table.plain_symbol(entry.symbol) for entry in table.entries() if entry.per_thread}
     return call.symbol in variants and "stream" not in call.roles
 
@@ -113,7 +113,7 @@ def _struct(name: str, fields: list[tuple[str, str]]) -> str:
 
 
 def arguments(call: table.Call, prefix: str = "") -> list[tuple[str, str]]:
-    """Return (C type, field) of the values that travel to the worker, or with a prefix of those roles alone."""
+    """Return (C type, field) of the values that are sent to the worker; with `prefix`, only of roles with it."""
     roles = [(i, role[len(prefix) :]) for i, role in enumerate(call.roles) if role.startswith("out_") == bool(prefix)]
     return [(_ON_RING.get(role, table.ROLES[role]), f"a{i}") for i, role in roles]
 
@@ -210,8 +210,8 @@ CHECKS = {
     "unwatched": "ww_no_synchronize(d, id)",
     "done": "{0}",
 }
-"""C expressions by the name of a check: not 0, they are the result. The check ``graphs`` locks graphs for the rest, and
-``library``, which is the last one, locks loads."""
+"""C expressions by the name of a check. A result other than 0 is the result of the call. The check ``graphs`` locks
+graphs until the call returns, and the last check, ``library``, locks loads."""
 _LOCKS = {"graphs": "WW_LOCK_GRAPHS()", "loading": "WW_LOCK(&layer.loading)"}
 _OF_GRAPHS = {"graph", "node", "exec", "user"}
 _LOCALS = {
@@ -382,7 +382,7 @@ extern struct ww_native native;
 int ww_load_native(const char *path, char *why, size_t room);
 /* Replay a generated call: CUresult. NOT_FOUND: no such call. INVALID_VALUE: `nargs` is less than its arguments. */
 int ww_run(uint16_t op, const void *args, uint32_t nargs, void *out, uint32_t room, uint32_t *nout);
-/* The worker's own: a function by its id; CUresult. */
+/* A function of the worker by its id; CUresult. */
 int ww_find_function(uint32_t id, CUfunction *out);"""
 
 
@@ -427,7 +427,7 @@ def _replay(call: table.Call) -> Iterator[str]:
     name = call.symbol
     outs = [(i, role[4:]) for i, role in enumerate(call.roles) if role.startswith("out_")]
     yield f"    case WW_OP_{name}: {{"
-    if arguments(call):  # an entry is padded: there may be more
+    if arguments(call):  # an entry is padded, so `nargs` may be larger
         yield f"        if (nargs < sizeof(struct ww_args_{name}))"
         yield "            return CUDA_ERROR_INVALID_VALUE;"
     yield f"        if (!native.{name})"

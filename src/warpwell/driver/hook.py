@@ -1,10 +1,10 @@
-"""Run at the start of Python programs whose CUDA calls go to the pool: a few functions of `cuda.bindings.runtime`.
+"""Replaces functions of `cuda.bindings.runtime` at the start of Python programs whose CUDA calls go to the pool.
 
-`environment` puts a folder on their PYTHONPATH in which this file is ``sitecustomize``. NVIDIA's runtime, which is
-linked into `cuda.bindings.runtime`, asks the driver for private tables, and so cannot work over the layer. `cuda.core`
-needs two functions of it, and programs often three more: they are answered by the driver's own functions. All else
-stays: the program's own ``sitecustomize`` runs, too, and the folder leaves `sys.path`. Any Python 3 reads this file: it
-imports nothing of Warpwell.
+`environment` puts a folder on their PYTHONPATH in which this file is ``sitecustomize``. `cuda.bindings.runtime` is
+linked with NVIDIA's runtime, which requests private tables of the driver, so it does not work with the layer.
+`cuda.core` needs two functions of this runtime, and programs often need three more. This file replaces these five by
+functions of the driver, then runs the program's own ``sitecustomize`` and removes the folder from `sys.path`. Any
+Python 3 may run this file, so it imports nothing of Warpwell.
 """
 
 import os
@@ -14,7 +14,7 @@ NAME = "cuda.bindings.runtime"
 
 
 def _replace(runtime):  # type: ignore[no-untyped-def]
-    """Put the driver's functions into the loaded module; one of a version without these names stays as it is."""
+    """Replace functions of the loaded module. A version without these names is not changed."""
     from importlib import import_module
 
     try:
@@ -25,21 +25,21 @@ def _replace(runtime):  # type: ignore[no-untyped-def]
         return
 
     def error(code):  # type: ignore[no-untyped-def]
-        """Return a code of the driver as one of the runtime: the numbers are the same."""
+        """Return a driver's error code as a runtime's error code, which has the same number."""
         try:
             return runtime.cudaError_t(int(code))
         except ValueError:
             return runtime.cudaError_t.cudaErrorUnknown
 
     def call(function, *arguments):  # type: ignore[no-untyped-def]
-        """Call the driver, and return the code and the result as the runtime would, even if it cannot start."""
+        """Call the driver; return the code and the result as the runtime would, even if the driver cannot start."""
         code, *results = driver.cuInit(0)
         if not int(code):
             code, *results = function(*arguments)
         return error(code), None if int(code) or not results else results[0]
 
     def in_context(function, otherwise):  # type: ignore[no-untyped-def]
-        """The same in the current context. Without one the runtime takes the first device's: that is not made here."""
+        """Call the driver in the current context. Without a context, return `otherwise`; do not create one."""
         found, context = call(driver.cuCtxGetCurrent)
         if int(found) or not int(context or 0):
             return found, None if int(found) else otherwise
@@ -65,11 +65,11 @@ def _replace(runtime):  # type: ignore[no-untyped-def]
 
 
 class _Finder:
-    """Finds the one module as the others do, and has its functions replaced when it is loaded."""
+    """Finds `cuda.bindings.runtime` with the other finders, and replaces its functions after it is loaded."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):  # type: ignore[no-untyped-def]
-        """Called by the import system."""
+        """Return the module's specification with a wrapped loader (called by the import system)."""
         if name != NAME:
             return None
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not _Finder]
@@ -90,7 +90,7 @@ class _Finder:
 
 
 def _own_sitecustomize(folder):  # type: ignore[no-untyped-def]
-    """Run the program's own, which this file hides."""
+    """Run the program's own ``sitecustomize``, which this file hides."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
@@ -106,7 +106,7 @@ def _begin():  # type: ignore[no-untyped-def]
     folder = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != folder]
     if os.environ.get("WARPWELL_CUDA"):
-        if NAME in sys.modules:  # by a file that ran before this one
+        if NAME in sys.modules:  # a file that ran before this one has imported it
             _replace(sys.modules[NAME])
         else:
             sys.meta_path.insert(0, _Finder)

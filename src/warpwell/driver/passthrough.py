@@ -13,7 +13,7 @@ from . import build
 from .environment import NAMES, drop_path, without_layer
 
 FOLDER = "WARPWELL_PASSTHROUGH"
-"""Variable with the folder of the pass-through driver, which is the first of ``LD_LIBRARY_PATH``."""
+"""Variable with the folder of the pass-through driver. This folder is the first in ``LD_LIBRARY_PATH``."""
 
 
 class _SymbolInfo(ctypes.Structure):
@@ -33,7 +33,7 @@ def machine_driver(name: str = "libcuda.so.1") -> Path:
     Raises
     ------
     DeviceNotFoundError
-        If there is no driver, or if it is one of Warpwell's own libraries.
+        The machine has no driver, or the linker finds one of Warpwell's own libraries.
     """
     try:
         library = ctypes.CDLL(name)
@@ -53,7 +53,7 @@ def machine_driver(name: str = "libcuda.so.1") -> Path:
 
 
 def uses_driver_directly(process: int, driver: Path) -> bool | None:
-    """Return True if a process has loaded a driver without the pass-through driver, or None if it has not loaded it."""
+    """Return True if a process has loaded a driver without the pass-through driver; None if it has not loaded any."""
     try:
         maps = Path(f"/proc/{process}/maps").read_bytes()
     except OSError:
@@ -64,7 +64,7 @@ def uses_driver_directly(process: int, driver: Path) -> bool | None:
 
 
 def passthrough_folder(driver: Path) -> Path:
-    """Return a folder of the cache with the pass-through driver in front of a driver; make it if it does not exist."""
+    """Return a folder of the cache with the pass-through driver and a driver; create the folder if necessary."""
     library = build.parts().passthrough
     name = hashlib.sha256(f"pass-through {library} {driver}".encode()).hexdigest()[:20]
 
@@ -82,7 +82,7 @@ def passthrough_environ(environ: Mapping[str, str], driver: Path | None = None) 
     Parameters
     ----------
     environ : mapping
-        Its variables, of which ``NUMBA_CUDA_DRIVER`` and the variables of the pool's driver layer are dropped.
+        Source of the variables. ``NUMBA_CUDA_DRIVER`` and the variables of the pool's driver layer are dropped.
     driver : path, optional
         By default, the machine's driver.
     """

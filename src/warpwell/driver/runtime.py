@@ -1,4 +1,4 @@
-"""The CUDA runtime library: its exported functions, and the C sources that follow from them.
+"""The CUDA runtime library: its exported functions, and the C sources that are generated from them.
 
 ``native/runtime_calls.txt`` lists the functions of releases 12 and 13, ``native/runtime_properties.txt`` the fields of
 their device properties. `sources` returns the generated C code; hand-written code is in ``native/runtime_*.c``. The
@@ -38,7 +38,7 @@ class Function:
     name : str
         Exported name, with ``_v2`` where the release has it.
     how : str
-        ``hand``, ``own``, ``refused``, or the driver call behind ``=`` or ``~``.
+        ``hand``, ``own``, ``refused``, or the driver call after ``=`` or ``~``.
     roles : tuple of str
         Roles of the arguments; empty if `how` is ``own`` or ``refused``.
     variant : str
@@ -226,7 +226,7 @@ def _is_flagged(function: Function) -> bool:
 
 
 def _error_text(name: str) -> str:
-    """Return what an error code means, in words made from its name."""
+    """Return the description of an error code, made from its name."""
     if name == "cudaSuccess":
         return "no error"
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name.removeprefix("cudaError")).lower()

@@ -1,9 +1,9 @@
-"""`DriverServer`: serves devices of this machine: starts a worker for each client and device.
+"""`DriverServer`: serves devices of this machine by starting a worker for each client and device.
 
 A worker first starts the driver and sends the device's facts; it creates a context when it gets a client. So the worker
-that sent the facts serves the first client, and from then on one *spare* for each device is kept ready: it holds no
-memory of the device. Workers exit with their client, and with the process of the server, however that exits: they hold
-one end of a pipe whose other end only the server has.
+that sent the facts serves the first client. After that, one *spare* worker for each device waits for the next client,
+without device memory. Workers exit when their client exits, or when the server's process exits for any reason: they
+detect this by a pipe whose other end only the server has.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ..errors import ArgumentError, WarpwellError
 from . import build
 from .board import Board, device_file
 from .clients import (
-    CLIENTS,
     DEVICE_UNAVAILABLE,
     FACTS,
     FACTS_SECONDS,
+    MAX_CLIENTS,
     REFUSED,
     REFUSED_PACKET,
     Client,
@@ -41,15 +41,15 @@ from .environment import client_environ, make_library_folder, worker_environ
 
 _END_SECONDS = 5.0
 _SPARE_SECONDS = 1.0
-"""Time between a client and the next spare of its device, in which the client starts."""
-_HAND_OVER = 8  # enum ww_said
+"""Delay between serving a client and starting the next spare of its device, so that the client starts undisturbed."""
+_HAND_OVER = 8  # packet types in driver_calls.txt
 _HAND_OVER_PACKET = struct.Struct("=IIIi96s")
 _UUID = slice(680, 696)
 """Bytes of the device's UUID in its facts."""
-_RUNS = ".launch.application"
+_RUN_MODULE = ".launch.application"
 """End of the name of the module that runs the program of a job."""
 
-__all__ = ["CLIENTS", "DriverServer"]
+__all__ = ["MAX_CLIENTS", "DriverServer"]
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ class _Program:
     since: float = field(default_factory=time.monotonic)
 
     def close(self) -> None:
-        """Close the server's descriptors of it."""
+        """Close the server's descriptors of the program."""
         self.counts.close()
         self.control.close()
 
 
 @dataclass(frozen=True)
 class _Spare:
-    """A worker without a client, and the socket over which it gets one."""
+    """A worker without a client, and the socket over which the server sends it a client."""
 
     process: subprocess.Popen[bytes]
     control: socket.socket
@@ -83,12 +83,12 @@ class DriverServer(ClientListener):
     Parameters
     ----------
     devices : int or sequence of str
-        How many devices of the driver, or the ordinals of some. Clients see them in this order.
+        Number of devices of the driver, or the ordinals of some devices. Clients see them in this order.
     driver : path, optional
         The driver's library; by default, ``libcuda.so.1`` of the machine.
     folder : path, optional
-        An existing folder for the sockets and the layer's names. Without it there are no sockets: clients come by
-        `connect` alone.
+        An existing folder for the sockets and the layer's names. Without a folder there are no sockets, and clients
+        connect only by `connect`.
     first : int
         The clients' ordinal of the first device: servers of several processes share a folder.
     quota : int, optional
@@ -153,10 +153,10 @@ class DriverServer(ClientListener):
         Raises
         ------
         ArgumentError
-            The server has no folder, so that a program cannot find it.
+            The server has no folder, so a program cannot find the sockets.
         """
         if not self._listens:
-            raise ArgumentError("environ() needs a server with a folder: give DriverServer(folder=...)", name="folder")
+            raise ArgumentError("environ() needs a server with a folder: pass folder= to DriverServer", name="folder")
         return client_environ(self.folder, os.environ)
 
     @property
@@ -170,12 +170,12 @@ class DriverServer(ClientListener):
         Returns
         -------
         list of dict
-            ``pid`` of the program (None: it is on another host), ``command``, ``worker`` (its process), ``device`` (the
-            program's number for it), ``bytes`` of device memory, ``calls`` and ``seconds`` since its first one.
+            ``pid`` of the program (None: on another host), ``command``, ``worker`` (its process), ``device`` (the
+            program's number for it), ``bytes`` of device memory, ``calls`` and ``seconds`` since its first call.
         """
         found = []
         for worker, program in list(self._workers.items()):
-            with contextlib.suppress(ValueError):  # it has ended, and its counts are closed
+            with contextlib.suppress(ValueError):  # the program has ended, and its counts are closed
                 calls, used = struct.unpack("=QQ", program.counts[:16])
                 pid = None if program.pid == os.getpid() else program.pid
                 found.append(
@@ -200,7 +200,7 @@ class DriverServer(ClientListener):
         return len(self._workers)
 
     def close(self) -> None:
-        """End all workers, and remove the sockets. Clients find their devices lost."""
+        """End all workers, and remove the sockets. Clients lose their devices."""
         super().close()
         for descriptor in self._life or ():
             os.close(descriptor)
@@ -252,7 +252,7 @@ class DriverServer(ClientListener):
         latest = time.monotonic() - _SPARE_SECONDS
         for served in self._served:
             if served.ordinal not in self._spares and self._opened.get(served.ordinal, math.inf) < latest:
-                with contextlib.suppress(OSError):  # no process, no descriptor: later
+                with contextlib.suppress(OSError):  # out of processes or descriptors: try again later
                     self._spares[served.ordinal] = self._start(served)
 
     def facts(self, client: Client) -> bytes | None:
@@ -299,7 +299,7 @@ class DriverServer(ClientListener):
             packet = _HAND_OVER_PACKET.pack(
                 _HAND_OVER, client.pidfd is not None, board is not None, pid, client.share if board else b""
             )
-            shown = mmap.mmap(counts, 0)  # before the client is given away: it may fail
+            shown = mmap.mmap(counts, 0)  # may fail, so before the worker gets the client
             spare = self._hand_over(client.served, packet, handed)
             self._workers[spare.process] = _Program(pid, ordinal, shown, spare.control, board)
         finally:
@@ -335,7 +335,7 @@ class DriverServer(ClientListener):
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     pass_fds=list(ends.values()),
-                    start_new_session=True,  # a Ctrl-C is for the client
+                    start_new_session=True,  # Ctrl-C must reach only the client
                 )
             except BaseException:
                 control.close()
@@ -344,7 +344,7 @@ class DriverServer(ClientListener):
         return _Spare(process, control)
 
     def _hand_over(self, served: Served, packet: bytes, descriptors: list[int]) -> _Spare:
-        """Give a client to the spare, or to a new worker if the spare has exited or failed to start."""
+        """Send a client to the spare, or to a new worker if the spare has exited or failed to start."""
         if spare := self._spares.pop(served.ordinal, None):
             with contextlib.suppress(OSError):
                 if not _has_failed(spare):
@@ -363,7 +363,7 @@ class DriverServer(ClientListener):
 def _receive_facts(spare: _Spare) -> bytes | str:
     """Wait for the facts of a new worker's device; return them, or the reason of a failure."""
     packet = b""
-    with contextlib.suppress(OSError):  # it has ended, or takes too long
+    with contextlib.suppress(OSError):  # the worker has exited, or exceeds the timeout
         packet = spare.control.recv(1 << 16)
     message = struct.unpack_from("=I", packet)[0] if packet else 0
     if message == FACTS:
@@ -372,22 +372,22 @@ def _receive_facts(spare: _Spare) -> bytes | str:
         why: bytes = REFUSED_PACKET.unpack(packet)[2]
         return why.rstrip(b"\0").decode(errors="replace")
     with contextlib.suppress(subprocess.TimeoutExpired):
-        return f"its worker ended with {spare.process.wait(_END_SECONDS)}"
-    return "its worker does not answer"
+        return f"its worker exited with status {spare.process.wait(_END_SECONDS)}"
+    return "its worker does not respond"
 
 
 def _has_failed(spare: _Spare) -> bool:
-    """Whether a spare could not start, or has ended."""
+    """Return True if a spare could not start, or has exited."""
     spare.control.setblocking(False)
     try:
         packet = spare.control.recv(1 << 16)
-    except BlockingIOError:  # it is starting, or has sent the facts before
+    except BlockingIOError:  # the spare is starting, or has sent the facts before
         return False
     return len(packet) < 4 or struct.unpack_from("=I", packet)[0] != FACTS
 
 
 def _end(spare: _Spare) -> None:
-    spare.control.close()  # it waits for a client there
+    spare.control.close()  # the spare waits for a client on this socket
     try:
         spare.process.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
@@ -402,4 +402,4 @@ def _command(pid: int) -> str:
     except OSError:
         return ""
     arguments[0] = os.path.basename(arguments[0])
-    return " ".join(arguments[3:] if len(arguments) > 3 and arguments[2].endswith(_RUNS) else arguments).strip()
+    return " ".join(arguments[3:] if len(arguments) > 3 and arguments[2].endswith(_RUN_MODULE) else arguments).strip()

@@ -1,7 +1,7 @@
 """The table of the driver's interface: names, versions, and how the layer serves each call.
 
-``native/driver_calls.txt`` holds it. Tests compare it with NVIDIA's headers if those are installed. `generate` writes
-the C sources of layer and worker from it.
+The table is in ``native/driver_calls.txt``. Tests compare it with NVIDIA's headers if those are installed. `generate`
+writes the C sources of layer and worker from it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 NATIVE = Path(__file__).parent / "native"
 DATA = NATIVE / "driver_calls.txt"
 HAND_OPERATIONS = 64
-"""Number of the first operation that is replayed as it is."""
+"""Number of the first operation that generated code replays."""
 ROLES = {
     "u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "i32": "int32_t", "u64": "uint64_t", "size": "size_t",
     "f32": "float", "enum": "int32_t", "dev": "int32_t", "dptr": "uint64_t",
@@ -22,8 +22,9 @@ ROLES = {
     "library": "CUlibrary", "module": "CUmodule",
     "str": "const char *", "chars": "char *", "host": "void *", "source": "const void *", "ptr": "void *",
 }  # fmt: skip
-"""Role of an argument to its C type. ``out_`` before one: a pointer to it, written by the call. ``dptr`` is an address
-on a device, ``host`` and ``source`` are written and read on the host, ``ptr`` is a pointer to anything else."""
+"""Role of an argument to its C type. A role with the prefix ``out_`` is a pointer to such a value, which the call
+writes. ``dptr`` is an address on a device, the call writes ``host`` and reads ``source`` on the host, ``ptr`` is a
+pointer to anything else."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Entry:
-    """One variant of a base name: what ``cuGetProcAddress`` finds."""
+    """A variant of a base name, which ``cuGetProcAddress`` finds."""
 
     name: str
     version: int
@@ -146,7 +147,7 @@ def structs() -> list[tuple[str, int, str]]:
 
 @cache
 def errors() -> dict[int, str]:
-    """Names of error codes, whole."""
+    """Return the full names of error codes."""
     pairs = (entry.split(":") for entry in _section("errors").split())
     return {0: "CUDA_SUCCESS"} | {int(code): f"CUDA_ERROR_{name}" for code, name in pairs}
 

@@ -157,7 +157,7 @@ class NearServer(ClientListener):
                 remote.facts = self.relay.facts(facts, False)
             except PoolError as error:
                 remote.refusal = (DEVICE_UNAVAILABLE, str(error))
-        self.ring()
+        self.wake()
 
     def _lost(self, peer: int, reason: str) -> None:
         for remote in self.remotes.values():
@@ -166,7 +166,7 @@ class NearServer(ClientListener):
         for client in list(self.served.values()):
             if client.remote.rank == peer:
                 client.stop()
-        self.ring()
+        self.wake()
 
     def close(self) -> None:
         """Stop listening and close all clients."""
