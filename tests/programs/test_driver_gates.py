@@ -456,7 +456,7 @@ def test_end_ends_programs(start: Start, target: str) -> None:
     name = "first" if target == "tenant" else str(program.process.pid)
     assert end_programs(name) == [program.process.pid]
     until(lambda: [row["tenant"] for row in program_status()] == ["second"])
-    with pytest.raises(ArgumentError, match="there is second"):
+    with pytest.raises(ArgumentError, match="tenants are second"):
         end_programs(name)
     second.post()
     assert second.line()

@@ -145,7 +145,7 @@ def test_a_program_that_uses_the_driver_directly_is_reported(tmp_path: Path, boa
         assert process.stdin is not None
         assert process.stderr is not None
         if is_direct:
-            assert "calls are not ordered: it uses the CUDA driver directly" in process.stderr.readline()
+            assert "calls are not ordered, because it uses the CUDA driver directly" in process.stderr.readline()
         else:
             time.sleep(3 * ARBITER_CHECK_SECONDS)
         assert process.communicate("\n", HANG_SECONDS) == (None, "")

@@ -22,7 +22,7 @@ from .executor import HOLD_SECONDS, Program, ProgramExecutor
 from .policy import Programs
 
 CONTENDED_BUDGET_NS = 500_000
-"""Expected work that a program may have on the device while another one was active recently. To be fitted on a GPU."""
+"""Expected work that a program may have on the device if another program was active recently. To be fitted on a GPU."""
 
 ACTIVE_SECONDS = 1.0
 """Time after which a program without a busy period counts as idle. Chosen: longer than a step of most programs."""
@@ -34,10 +34,10 @@ LOG_SECONDS, LOG_EVENTS = 2.0, 1000
 """Interval at which the log's file is written, and the events in it."""
 
 CONTENDED_LOG_SECONDS = 10.0
-"""That interval while a program waits. A write took 0.5 ms on an H200's host, in which no gate moves."""
+"""That interval while a program waits. A write took 0.5 ms on an H200's host, during which no gate opens or closes."""
 
 _ALIVE_SECONDS = 5e-3
-"""Interval at which the processes of programs are looked at: a call of Linux for each."""
+"""Interval at which the arbiter checks that the processes of programs are alive, with a system call for each."""
 
 MAX_PRIORITY = 1 << 31
 """Largest priority that a program may name; the ceiling of its tenant is lower."""
@@ -48,7 +48,7 @@ _PROFILE = Profile()
 
 
 class _LineLog(Log):
-    """A log with its events as lines, because programs wait while its file is written: 1,000 events took 18 ms."""
+    """A log that stores events as lines. Programs wait while the log is written: formatting 1,000 events took 18 ms."""
 
     def __init__(self) -> None:
         super().__init__(max_events=LOG_EVENTS)
@@ -88,7 +88,7 @@ class Arbiter:
         self._limits_time: int | None = None
 
     def step(self) -> float:
-        """Read the board, decide, and return the time in seconds until the next step if no program rings."""
+        """Read the board, decide, and return the seconds until the next step if no program wakes the arbiter."""
         now = self.executor.now()
         self._attach(now)
         for program in self.programs.values():
@@ -148,7 +148,7 @@ class Arbiter:
         program = self.programs.pop(key)
         self.executor.forget(program)
         if program.job is not None and program.job.is_waiting:
-            self.core.cancel(program.job)  # a running one ends by the executor's poll
+            self.core.cancel(program.job)  # the executor's poll ends a running job
 
     def _submit(self, program: Program, now: float) -> None:
         priority = max(-MAX_PRIORITY, min(program.priority, MAX_PRIORITY))
@@ -227,7 +227,7 @@ def read_limits(folder: Path) -> dict[str, dict[str, Any]]:
     """
     path = folder / _LIMITS
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)  # it may be a FIFO
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)  # the path may be a FIFO
         with open(descriptor, "rb") as file:
             info = os.fstat(descriptor)
             is_trusted = info.st_uid in (0, os.getuid(), folder.stat().st_uid)
@@ -242,7 +242,7 @@ def read_limits(folder: Path) -> dict[str, dict[str, Any]]:
     except (OSError, ValueError, TypeError, RecursionError, WarpwellError):
         pass
     raise SchedulerError(
-        f"{path} is damaged, of an earlier version, or of another user; expected settings of tenants by name; "
+        f"{path} is damaged, from an earlier version, or owned by another user; expected settings of tenants by name; "
         f"remove it, and set the limits again with `warpwell share limit`"
     )
 
@@ -254,10 +254,10 @@ def write_limits(folder: Path, tenants: dict[str, dict[str, Any]]) -> None:
 
 
 def run_arbiter(own_board: Board) -> None:
-    """Schedule the programs of a board until all have exited, unless another process does."""
-    gc.freeze()  # a collection that visits all imported modules takes milliseconds
+    """Schedule the programs of a board until all have exited, unless another process is the arbiter."""
+    gc.freeze()  # a garbage collection that visits all imported modules takes milliseconds
     while own_board.become_arbiter():
         Arbiter(own_board).run()
         own_board.resign()
         if not any(own_board.is_alive(index) for index, _ in own_board.used_slots()):
-            return  # else a program came while this process had the lock, and so started no arbiter
+            return  # else a program attached while this process had the lock, and so did not start an arbiter

@@ -1,8 +1,8 @@
 """`ProgramExecutor`: runs programs by opening and closing their gates; `Program`: a slot as the arbiter sees it.
 
-A job is a busy period of a program: from a held call until the device has nothing of it. ``launch`` opens the gate,
-``preempt`` closes it; `Stopped` means that the device has passed all calls, `Ended` that the program is idle. Other
-processes write the fields of slots and may write any value: a wrong one delays programs, and raises no error here.
+A job is a busy period of a program: from a held call until the device has no call of the program. ``launch`` opens the
+gate, ``preempt`` closes it; `Stopped` means that the device has passed all calls, `Ended` that the program is idle.
+Other processes may write any value to the fields of slots. A wrong value delays programs, but raises no error here.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ IDLE_SECONDS = 1e-3
 """Time without calls after which a busy period is over. Chosen: several times the gap between launches in Python."""
 
 START_SECONDS = 20e-3
-"""Time that a program has to pass its opened gate. A worker looks at least every 50 us, so one that needs longer is
-stopped, or the machine is overloaded."""
+"""Time that a program has to pass its opened gate. A worker checks the gate at least every 50 us. If a worker needs
+more than this time, it is stopped, or the machine is overloaded."""
 
 DRAIN_SECONDS = 50e-3
-"""Minimum time that the device has to pass the calls of a closed gate. After that the program shares the device with
-the next one by the driver's time slicing, because its kernels may wait for another GPU whose gate is closed."""
+"""Minimum time that the device has to pass the calls of a closed gate. After that, the driver's time slicing divides
+the device between the program and the next program: the kernels may wait for another GPU whose gate is closed."""
 
 MAX_DRAIN_SECONDS = 1.0
 """Maximum of that time, because programs themselves report the expected time of their calls."""
 
 HOLD_SECONDS = 10.0
-"""That time for a lease, because a program ends its turns itself. An operator can change it. Chosen with the H200 turns
-of 23 November."""
+"""That time for a lease, because a program ends its turns itself. An operator can change this time. Chosen with the
+H200 turns of 23 November."""
 
 LEASE_START_SECONDS = 50e-3
 """Time that a lease has to pass its opened gate: its thread may wait for the interpreter's lock."""
@@ -39,27 +39,28 @@ _WRAP = 1 << 64
 
 
 class Program:
-    """A slot of a board, from its taking to its release.
+    """A slot of a board, from its allocation to its release.
 
     Attributes
     ----------
     held : int
-        0 if no call is held; else it changes as long as the program's process runs.
+        0 if no call is held; else a value that changes as long as the program's process runs.
     issued, done : int
-        Calls given to the device, and passed by it. A program that no other one delays counts late: until then `issued`
-        has the highest bit and differs from `done`.
+        Calls sent to the device, and calls that the device has passed. A program that no other program delays counts
+        its calls late: until then `issued` has the highest bit and differs from `done`.
     changed : float
         When one of the three fields last differed from the previous reading.
     job : Job or None
-        Its unfinished busy period.
+        The program's unfinished busy period.
     is_open : bool
-        Whether the arbiter has opened its gate.
+        Whether the arbiter has opened the program's gate.
     is_lease : bool
-        Whether it is a thread with `ww.turn`.
+        Whether the program is a thread with `ww.turn`.
     hold : float
-        Minimum time that the device has to pass its calls, in seconds.
+        Minimum time that the device has to pass the program's calls, in seconds.
     used : float
-        Its time on the device in seconds. When it begins to compete, it has at least the time of a busy competitor.
+        Time of the program on the device in seconds. A program that begins to compete gets at least the time of a busy
+        competitor.
     """
 
     def __init__(self, own_board: Board, index: int, serial: int, now: float) -> None:
@@ -82,27 +83,27 @@ class Program:
 
     @property
     def name(self) -> str:
-        """Its name in logs: tenant and process."""
+        """The program's name in logs: tenant and process."""
         return f"{self.tenant}-{self.pid}"
 
     @property
     def in_flight(self) -> bool:
-        """Whether the device has calls of it."""
+        """Whether the device has calls of the program."""
         return self.issued != self.done
 
     @property
     def is_attached(self) -> bool:
-        """Whether it still has the slot, and its process has not exited."""
+        """Whether the program still has the slot, and its process has not exited."""
         return self._has_slot and self.board.is_alive(self.index)
 
     @property
     def _has_slot(self) -> bool:
-        """Whether the words of the slot are its own: the next owner may have taken the slot since the last step."""
+        """Whether the slot still belongs to this program: another one may have allocated it since the last step."""
         return self.board.fields[self._at + Board.SERIAL] == self.serial
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the device did not pass its calls in time, and has passed none since then."""
+        """Whether the device did not pass the program's calls in time, and has passed no call since then."""
         return self._undrained is not None
 
     def read(self, now: float) -> None:
@@ -125,17 +126,17 @@ class Program:
         if self.held:
             return self._stuck != (self.held, self.done, self.issued)
         if self.is_lease and not self.is_open:
-            return self.is_inside  # it has entered as a successor, or without an arbiter
+            return self.is_inside  # the lease has entered as a successor, or without an arbiter
         return self.is_open and (self.in_flight or self.issued != self._idle_issued)
 
     @property
     def is_inside(self) -> bool:
-        """Whether it is a lease in a turn that is not overdue."""
+        """Whether the program is a lease in a turn that is not overdue."""
         return self.is_lease and self.in_flight and not self.is_overdue
 
     @property
     def gave_up(self) -> bool:
-        """Whether it is a lease that waits no more: its time is over, or Ctrl-C came."""
+        """Whether the program is a lease that has stopped waiting, because of its timeout or Ctrl-C."""
         return self.is_lease and not (self.held or self.in_flight) and self.job is not None and self.job.is_waiting
 
     def set_gate(self, is_open: bool) -> None:
@@ -152,7 +153,7 @@ class Program:
             self.set_gate(self.is_open)
 
     def write(self, word: int, value: int) -> None:
-        """Write a word of its slot that belongs to the arbiter."""
+        """Write a word of the program's slot that belongs to the arbiter."""
         if self._has_slot:
             self.board.fields[self._at + word] = value
 
@@ -162,25 +163,25 @@ class Program:
         self.write(Board.BASE, max(0, Board.LEVEL_ZERO + base))
 
     def precede(self, successor: Program) -> None:
-        """Name the program that is next. If it is a lease, it enters when this one has left."""
+        """Record the program that is next. If that program is a lease, it enters when this program has left."""
         key = self.board.owner_key(successor.index, successor.serial)
         self.write(Board.SUCCESSOR, key if successor.is_lease else 0)
 
     def drain_seconds(self) -> float:
-        """Return the time that the device has to pass its calls; 0 if it passed none in the time that it had before."""
+        """Return the time that the device has to pass the program's calls; 0 if it passed none in the previous time."""
         if self.is_overdue:
             return 0.0
         expected = self.board.fields[self._at + Board.EXPECTED_NS]
         return max(self.hold, min(4e-9 * expected, MAX_DRAIN_SECONDS))
 
     def mark_undrained(self) -> None:
-        """Record that the device did not pass its calls in time. A new lease then does not wait for this one."""
+        """Record that the device did not pass its calls in time. A new lease then does not wait for this program."""
         self._undrained = self.done
-        self.write(Board.UNDRAINED, (self.done + 1) % _WRAP)  # if this is late, it does not count for the next turn
+        self.write(Board.UNDRAINED, (self.done + 1) % _WRAP)  # a late write does not count for the next turn
         self.report(Board.OVERDUE)
 
     def mark_idle(self, is_stuck: bool) -> None:
-        """Note that a busy period is over; with `is_stuck`, ignore its held call until the program's process runs."""
+        """Record that a busy period is over; with `is_stuck`, ignore its held call until the program's process runs."""
         self._idle_issued = self.issued
         self._stuck = (self.held, self.done, self.issued) if is_stuck else None
 
@@ -199,11 +200,11 @@ class Program:
             fields[at + Board.LAUNCHES] = (fields[at + Board.LAUNCHES] + 1) % _WRAP
 
     def bound_work(self, nanoseconds: int) -> None:
-        """Set the expected work that it may have on the device; 0: no bound."""
+        """Set the expected work that the program may have on the device; 0: no bound."""
         if self.board.fields[self._at + Board.BUDGET_NS] != nanoseconds:
             self.write(Board.BUDGET_NS, nanoseconds)
             if self.is_lease:
-                self.board.wake_slot(self.index, Board.CLOSED)  # to release the device after its turn
+                self.board.wake_slot(self.index, Board.CLOSED)  # its keeper thread releases the device after the turn
 
 
 class ProgramExecutor(Executor):
@@ -224,7 +225,7 @@ class ProgramExecutor(Executor):
         self._lingering: set[Program] = set()
         self._draining: dict[Program, float] = {}
         self.programs: Collection[Program] = ()
-        own_board.running = None  # it is of an arbiter that was killed
+        own_board.running = None  # the value is of an arbiter that was killed
         own_board.fence()
 
     @property
@@ -233,9 +234,9 @@ class ProgramExecutor(Executor):
 
     @property
     def poll_seconds(self) -> float | None:
-        """Interval at which programs with calls behind a closed gate are looked at, or None if no program has any.
+        """Interval at which the arbiter reads programs with calls behind a closed gate, or None without such calls.
 
-        A lease rings when its turn ends, so it is looked at less often.
+        A lease wakes the arbiter when its turn ends, so the arbiter reads leases less often.
         """
         programs = [_program(job) for job in self._closed] + list(self._draining)
         if not (programs or self._opening):
@@ -254,7 +255,7 @@ class ProgramExecutor(Executor):
     def wait_for(self, program: Program, now: float) -> None:
         """Open no gate while a lease is inside behind a closed gate, unless it is overdue.
 
-        It entered without an arbiter, or an arbiter closed its gate and was killed.
+        The lease entered without an arbiter, or an arbiter closed the gate of the lease and was killed.
         """
         if program.is_lease and program.in_flight and not (program.is_open or program.is_overdue):
             if program.job is None or program.job.is_waiting:
@@ -266,7 +267,7 @@ class ProgramExecutor(Executor):
         self._draining.pop(program, None)
         if program.index == self.board.running:
             self.board.running = None
-            self.board.fence()  # a lease that has entered as its successor is seen at the next reading
+            self.board.fence()  # the next `read` finds a lease that has entered as the program's successor
 
     def launch(self, job: Job, placement: Placement) -> None:
         program, now = _program(job), self.now()
@@ -283,9 +284,10 @@ class ProgramExecutor(Executor):
         self._open_gates(now)
 
     def _revoke(self, program: Program, now: float) -> None:
-        """Let no lease enter as the successor of the running one; open no gate before one that has entered leaves.
+        """Let no lease enter as the successor of the running lease, and open no gate before an entered lease leaves.
 
-        A lease stores ISSUED, then (fence) loads `running`. So either it sees that, or it is found here.
+        A lease stores ISSUED, then (fence) loads `running`. So either the lease finds no `running`, or this method
+        finds the lease.
         """
         if self.board.running is None:
             return
@@ -373,7 +375,7 @@ class ProgramExecutor(Executor):
         self._closed.pop(job, None)
 
     def _open_gates(self, now: float) -> None:
-        """Open the gates of launched programs if the device has passed the calls of programs whose gate lingered."""
+        """Open the gates of launched programs if the device has passed the calls of the programs before them."""
         for program, closed in list(self._draining.items()):
             program.read(now)
             is_late = now >= closed + program.drain_seconds()

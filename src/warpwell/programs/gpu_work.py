@@ -49,15 +49,15 @@ def stream_handles(stream: Any) -> tuple[int, ...]:
                 found = getattr(stream, name)
                 break
     found = getattr(found, "value", found)
-    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # the last one is PyTorch's, for a tensor
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # PyTorch raises RuntimeError for a tensor
         return (int(found or 0),)
     raise ArgumentError(
-        f"stream must be a stream of PyTorch, CuPy or numba, its handle, or a list, got {stream!r:.60}", name="stream"
+        f"stream must be a stream of PyTorch, CuPy or numba, a handle, or a list, got {stream!r:.60}", name="stream"
     )
 
 
 def relax_captures() -> None:
-    """Let the calls of this thread not invalidate captures of other threads."""
+    """Set this thread's capture mode so that its calls do not invalidate captures of other threads."""
     library = driver()
     if library is not None and hasattr(library, "cuThreadExchangeStreamCaptureMode"):
         library.cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_CAPTURE_RELAXED)))
@@ -67,8 +67,8 @@ class Work:
     """The GPU work of the leases of one thread.
 
     A host may enqueue much faster than the GPU works, and the next program would wait for all of it. So the host waits
-    at a mark if more than `RUN_AHEAD_SECONDS` of work, and at least one turn or part of one, are queued behind it. The
-    average interval between marks is the estimate of the work between them.
+    at a mark if more than `RUN_AHEAD_SECONDS` of work, and at least one turn or a part of a turn, are queued after the
+    mark. The average interval between marks is the estimate of the work between them.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Work:
         return self._context != 0
 
     def mark(self, streams: tuple[int, ...]) -> None:
-        """Record that all work until now belongs to turns, or parts of one, that have ended."""
+        """Record that all work until now belongs to turns, or parts of a turn, that have ended."""
         context = current_context()
         self._last_mark, self._is_whole = [], True
         if context != self._context:
@@ -126,7 +126,8 @@ class Work:
     def drain(self) -> None:
         """Wait until the GPU has done all work. Any thread may call it.
 
-        If streams were named, it waits for the events of the last mark, because the streams may have been destroyed.
+        If the turn named its streams, this method waits for the events of the last mark, because the streams may have
+        been destroyed.
         """
         if not self._context:
             return

@@ -16,11 +16,12 @@ from ..shared_file import shared_folder
 from .operator import board_names
 
 ARBITER_CHECK_SECONDS = 0.5
-"""Interval at which shared GPUs without an arbiter get one. Until then their gates are open."""
+"""Interval at which an arbiter is started for shared GPUs that have none. Until then, the gates of these GPUs are
+open."""
 
 _DIRECT = (
-    "warpwell share: this program's calls are not ordered: it uses the CUDA driver directly; "
-    "keep the LD_LIBRARY_PATH that it gets, and load libcuda.so.1 by that name"
+    "warpwell share: this program's calls are not ordered, because it uses the CUDA driver directly; "
+    "do not change LD_LIBRARY_PATH in the program, and load the driver as libcuda.so.1"
 )
 
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -55,7 +56,7 @@ def run_program(command: Sequence[str], share: str) -> int:
 
 def _ensure_arbiters() -> None:
     for name in board_names():
-        with contextlib.suppress(WarpwellError, OSError):  # a board may be of another user or version
+        with contextlib.suppress(WarpwellError, OSError):  # another user or version may have created the board
             board = Board.of(name)
             if any(board.is_alive(index) for index, _ in board.used_slots()):
                 board.ensure_arbiter()
@@ -63,7 +64,7 @@ def _ensure_arbiters() -> None:
 
 @contextlib.contextmanager
 def _forward_signals(child: subprocess.Popen[Any]) -> Iterator[None]:
-    """Send signals that end a process to the program. A terminal sends Ctrl-C to both."""
+    """Forward signals that end a process to the program. A terminal itself sends Ctrl-C to both processes."""
 
     def forward(number: int, frame: object) -> None:
         child.send_signal(number)

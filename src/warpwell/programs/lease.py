@@ -2,13 +2,13 @@
 
 To the arbiter, a lease is a program with a single call, which lasts from the beginning of a turn to its end or pause.
 The slot's fields ISSUED and DONE differ while the thread is in a turn, and after the turn for as long as the GPU may
-have work of it. The thread or the lease's keeper thread stores DONE when the GPU has done that work, so a loop of turns
-without competition needs no system call. ``driver/native/gate.h`` defines the memory order.
+have work of it. When the GPU has done that work, the thread or the lease's keeper thread stores DONE. So a loop of
+turns without competition needs no system call. ``driver/native/gate.h`` defines the memory order.
 
 At most one lease is inside at a time, with or without a live arbiter: a lease stores ISSUED, then (after a fence) looks
-for another lease that is inside, and retreats if that one has not exceeded its hold time. If no arbiter is alive, a
-waiting lease starts one. Until that one runs, leases also enter through closed gates, in no defined order, and only if
-no program has work on the device.
+for another lease that is inside, and retreats if the other lease has not exceeded its hold time. If no arbiter is
+alive, a waiting lease starts an arbiter. Until that arbiter runs, leases also enter through closed gates, in no defined
+order, but only if no program has work on the device.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ MARK_SECONDS = 0.25e-3
 """Minimum time between two pauses that each put a mark (see `Work`) behind the work. A mark costs some microseconds."""
 
 SILENT_SECONDS = 0.5
-"""Time without a beat of the arbiter after which a lease enters as if no arbiter were alive. It is several times the
+"""Time without a beat of the arbiter after which a lease enters as if no arbiter were alive. This is several times the
 interval of beats, because the arbiter may have to wait for a processor."""
 
 FAIL_OPEN_SECONDS = 10.0
 """Time without a beat after which the arbiter counts as stopped. A lease then enters even while another turn or program
-has the device, if it has seen that one there for this time, too."""
+has the device, if the lease has seen the same turn or program there for this time, too."""
 
 START_SECONDS = 120.0
 """Timeout for the start of an arbiter. Its import took 56 s on two cores with a load of 20."""
@@ -88,11 +88,11 @@ class Turn:
                 if name.startswith("gpu-"):
                     if orders_calls():
                         self._lease = lease = None
-                        return self  # its gates order its work, which would wait there for the end of its own lease
+                        return self  # the gates order this program, and its work would wait for its own lease
                     if settings.share:
                         _report_unordered()
                 lease = _lease_of(name)
-            while lease.is_interrupted:  # by the signal handler that calls this
+            while lease.is_interrupted:  # the signal handler that calls this interrupted the entering
                 lease.release()
                 name += "'"
                 lease = _lease_of(name)
@@ -294,7 +294,7 @@ class Lease:
             self.release()
             self._tenant = tenant, priority
             self._fill_slot()
-        if self.has_keeper is False:  # here, because the thread's leases include this one
+        if self.has_keeper is False:  # this thread's leases include this lease
             self._start_keeper()
         self._handles = handles
         self._enter(timeout)
@@ -315,7 +315,7 @@ class Lease:
             self._leave()
             self._enter(timeout)
         except BaseException:
-            self.cancel(0)  # the turn is over: later work of the block is without the lease
+            self.cancel(0)  # the turn is over: later work of the block runs without the lease
             raise
 
     def end(self) -> None:
@@ -351,7 +351,7 @@ class Lease:
         if not self._is_open:
             successor = self.board.fields[self._at + Board.SUCCESSOR]
             if successor:
-                self.board.wake_slot(successor, Board.OPENED)  # a fence: it sees DONE. It rings when it has entered
+                self.board.wake_slot(successor, Board.OPENED)  # a fence: the successor sees DONE, and wakes the arbiter
             else:
                 self.board.ring()
 
@@ -403,7 +403,7 @@ class Lease:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether the thread is in a turn without having the device, because it is entering, waiting or leaving."""
+        """Whether the thread is in a turn but does not have the device, because it is entering, waiting or leaving."""
         return self.depth > 0 and not (self.inside and self._is_in_flight)
 
     @property
@@ -424,14 +424,14 @@ class Lease:
         tenant, priority = self._tenant
         slot = self.board.take_slot(Board.TURN, self._process, priority, tenant)
         if slot is None:
-            raise SchedulerError(f"all slots of {self.board.name} are in use; end some of its programs or threads")
+            raise SchedulerError(f"all slots of {self.board.name} are in use; end some programs or threads that use it")
         self._index, self._serial = slot
         self._at = self.board.slot(self._index)
 
     def _fill_slot(self) -> None:
         """Write process, priority and tenant to the slot. For the arbiter, this is a new program."""
         if self._process != os.getpid():  # a signal handler that forked returned in the child
-            raise SchedulerError("a turn that began before a fork is the parent's; begin another one in the child")
+            raise SchedulerError("a turn that began before a fork is the parent's; begin a new turn in the child")
         if self.board.keep_slot(self._index):
             tenant, priority = self._tenant
             self._serial = self.board.fill_slot(self._index, Board.TURN, self._process, priority, tenant)
@@ -452,7 +452,7 @@ class Lease:
         while not self._is_retired:
             index, before, entries = self._index, entries, self._entries
             closed = self.board.futex(index, Board.CLOSED)
-            with contextlib.suppress(Exception):  # of the driver: it looks again
+            with contextlib.suppress(Exception):  # an error of the driver: the thread checks again
                 is_contended = self._is_contended or not self.work.has_context or self._is_awaited()
                 if is_contended and not self.inside:
                     self.release()
@@ -469,7 +469,7 @@ class Lease:
         return not self._is_open or self.board.fields[self._at + Board.BUDGET_NS] != 0
 
     def _is_awaited(self) -> bool:
-        """Return True if another program waits, also if the arbiter has been stopped and so reports no competition."""
+        """Return True if another program waits, even if a stopped arbiter reports no competition."""
         board = self.board
         return any(
             index != self._index and board.fields[board.slot(index) + Board.HELD] for index, _ in board.used_slots()
@@ -482,7 +482,7 @@ class Lease:
             self._entries += self.inside
         self._marked = clock.monotonic()
         if self.inside:
-            self._store(Board.HELD, 0)  # of a pause, if the gate has opened again
+            self._store(Board.HELD, 0)  # the job of a pause, if the gate has opened again
             self.work.wait_ahead()
             return
         self.release()
@@ -496,7 +496,7 @@ class Lease:
             self.work.mark(self._handles)
         finally:
             if self._nested != nested:
-                self.work.forget_mark()  # a signal handler had a part of the turn meanwhile
+                self.work.forget_mark()  # a signal handler had a part of the turn in the meantime
             self.inside = False
         if not (self._is_open and self.has_keeper):
             self.release()
@@ -528,7 +528,7 @@ class Lease:
                     beats, beaten = board.beats, now
                 has_entered = self._try_to_enter(beats, now - beaten)
                 if has_entered and self._is_open:
-                    return  # an arbiter has opened the gate, so one need not be started
+                    return  # an arbiter has opened the gate, so this thread need not start one
                 problem = _start_arbiter(board)
                 if has_entered:
                     return
@@ -536,12 +536,12 @@ class Lease:
                     arbitrated = now
                 if now - arbitrated > START_SECONDS:
                     raise SchedulerError(
-                        f"the arbiter of {board.name} does not start ({problem}); "
+                        f"the arbiter of {board.name} did not start ({problem}); "
                         f"`python -m warpwell share arbiter {board.path}` shows the error"
                     )
                 if until is not None and now >= until:
                     raise TurnTimeoutError(
-                        f"no turn at {board.name} in {timeout:g} s; `warpwell share status` shows which program has it",
+                        f"no turn at {board.name} in {timeout:g} s; `warpwell share status` shows the running turn",
                         device=board.name,
                     )
                 seconds = CLAIM_SECONDS if has_claimed else LOOK_SECONDS
@@ -597,7 +597,7 @@ class Lease:
             if fields[at + Board.UNDRAINED] == done + 1 or not board.is_alive(index):
                 continue
             user = index, serial, issued if is_lease else 0
-            users[user] = self._users.get(user, now)  # a lease that retreats has the same number at its next attempt
+            users[user] = self._users.get(user, now)  # a lease that retreats uses the same number at its next attempt
         self._users = users
         return any(not fails_open or now - since < FAIL_OPEN_SECONDS for since in users.values())
 
@@ -611,14 +611,14 @@ def _report_unordered() -> None:
 
 
 def _start_arbiter(board: Board) -> object:
-    """Start an arbiter if none is alive or starting; return None if one is alive, else the reason why none is."""
+    """Start an arbiter if none is alive or starting. Return None if one is alive, else the reason why none is."""
     if board.arbiter is not None:
         return None
     try:
         board.ensure_arbiter()
     except OSError as error:
         return error.strerror or error
-    return "it exits, or is starting"
+    return "the arbiter exits, or is starting"
 
 
 class _Ticket:
@@ -641,7 +641,7 @@ def _after_fork() -> None:
     """Forget all leases in a forked child: locks are not inherited, and their threads do not exist there."""
     global _leases
     for lease in _all:
-        lease.depth = lease._serial = 0  # a turn that was open at the fork is the parent's, and so is the slot
+        lease.depth = lease._serial = 0  # a turn that was open at the fork, and its slot, belong to the parent
     _leases = _Leases()
     Board.forget()
 

@@ -73,7 +73,7 @@ def tenant_limits() -> dict[str, dict[str, Any]]:
 
 
 def known_tenants() -> list[str]:
-    """Return the tenants of the programs that share GPUs, and of the last ones that have."""
+    """Return the tenants of the programs that share GPUs, and of the last programs that shared them."""
     return sorted(set().union(*(board.tenants() for board in boards())))
 
 
@@ -116,7 +116,7 @@ def set_limits(tenants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
 
 
 def end_programs(name: str, seconds: float = TERMINATE_SECONDS) -> list[int]:
-    """End the programs of a tenant, or one by its process number: SIGTERM, then SIGKILL after `seconds`.
+    """End the programs of a tenant, or the program with a process number: SIGTERM, then SIGKILL after `seconds`.
 
     Returns
     -------
@@ -128,26 +128,26 @@ def end_programs(name: str, seconds: float = TERMINATE_SECONDS) -> list[int]:
     ArgumentError
         No program that shares a GPU has this tenant or number.
     SchedulerError
-        A process is of another user or container, or did not exit.
+        A process belongs to another user or container, or did not exit.
     """
     slots = list(_living_slots())
     named = [slot for slot in slots if name in (slot[0].tenant(slot[1]), str(slot[0].named_process(slot[1])))]
     found = {_process_of(*slot) for slot in named} - {os.getpid()}
     processes = {process for process in found if process is not None}
     if None in found:
-        raise SchedulerError(f"a program of {name!r} is of another user or container; end it there")
+        raise SchedulerError(f"a program of {name!r} belongs to another user or container; end the program there")
     if not processes:
-        tenants = ", ".join(sorted({board.tenant(index) for board, index in slots})) or "no program"
-        raise ArgumentError(f"no tenant or process {name!r} shares a GPU here; there is {tenants}", name="tenant")
+        tenants = ", ".join(sorted({board.tenant(index) for board, index in slots})) or "none"
+        raise ArgumentError(f"no tenant or process {name!r} shares a GPU here; tenants are {tenants}", name="tenant")
     return end_processes(
         processes, lambda process: any(_process_of(*slot) == process for slot in _living_slots()), seconds
     )
 
 
 def _process_of(board: Board, index: int) -> int | None:
-    """Return the process of a program: the owner of its slot, or of a worker the process that the slot names.
+    """Return the process of a program: the owner of its slot, or, for a worker, the process that the slot names.
 
-    None if the program is of another container, or its worker is not of the user of the named process.
+    None if the program runs in another container, or if its worker and the named process have different users.
     """
     owner, named = board.owner(index), board.named_process(index)
     if not owner or board.fields[board.slot(index) + Board.KIND] != Board.WORKER:
@@ -155,7 +155,7 @@ def _process_of(board: Board, index: int) -> int | None:
     worker, program = _process_fields(owner), _process_fields(named)
     is_here = len(worker.get("NSpid", "0").split()) == 1
     if not program:
-        return owner  # it exits
+        return owner  # the process exits
     return named if is_here and worker.get("Uid") == program.get("Uid") else None
 
 

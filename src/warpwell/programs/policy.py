@@ -6,8 +6,8 @@ from ..scheduler import Policy
 from ..scheduler.extend import Decision, Hold, Job, Launch, Placement, Preempt, Priority, State, View
 
 TIME_SLICE_SECONDS = 20e-3
-"""Time for which a program keeps the device from programs of its level. Chosen with the H200 runs of turns of
-23 November, not varied since: a hand-over costs about 0.3 ms."""
+"""Time for which a program has the device before programs of the same level can have it. Chosen with the H200 turns of
+23 November, not varied since: a switch of programs costs about 0.3 ms."""
 
 AGING_SECONDS = 1.0
 """Waiting time that raises the level of a program by one, so that no program starves. Chosen, not fitted."""
@@ -54,7 +54,7 @@ class Programs(Policy):
         for job in view.running:
             job.task.launch.precede(best.task.launch)
         if len(running) < len(view.running):
-            return []  # a place is about to be free
+            return []  # a preempted program will leave soon
         victim = min(running, key=lambda job: (self._running_level(view, job), -_use(view, job)[0]))
         victim_level, resident = self._running_level(view, victim), view.now - victim.since
         why |= {"victim": victim.number, "victim_level": victim_level, "resident": resident}
@@ -79,7 +79,7 @@ class Programs(Policy):
 
 
 def _use(view: View, job: Job) -> tuple[float, float]:
-    """Return the SM-seconds that the tenant of a job has used, over its weight; and among its programs, the seconds."""
+    """Return the SM-seconds that the tenant of a job has used, divided by its weight; then the program's seconds."""
     program, seconds = job.task.launch, view.now - job.since
     clock: float = view.tenants[job.task.tenant].clock
     return clock, program.used + (0.0 if job.is_waiting else seconds)
