@@ -242,7 +242,7 @@ def images(tmp_path: Path) -> Path:
 def test_a_store_in_its_source(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for layout in ("classes", "files"):
         assert called("load", images, images / "cat" / "s.kv", "--layout", layout) == 2
-        assert "is in the folder that it is loaded from" in capsys.readouterr().err
+        assert "is in the source folder" in capsys.readouterr().err
     assert not (images / "cat" / "s.kv").exists()
 
 
@@ -266,7 +266,7 @@ def test_load_classes(images: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     (images / "README.md").write_bytes(b"")
     assert called("load", images, tmp_path / "s.kv", "--append") == 0
     err = capsys.readouterr().err
-    assert "skipped 1 other files than images of classes, such as README.md" in " ".join(err.split())
+    assert "skipped 1 files that are not images of classes, such as README.md" in " ".join(err.split())
     assert "nothing to add" in err
     (images / "ant").mkdir()
     (images / "ant" / "0.jpg").write_bytes(b"ant")

@@ -169,10 +169,10 @@ def test_info_starts_agents(tmp_path: Path) -> None:
         (["--agents", "2", "no-such-file.py"], "does not exist"),
         (["--hosts", "a:1", "--hostfile", "b", "x.py"], "one of them"),
         (["--mpiexec", "/bin/true", ENDING], "is not the mpiexec of Open MPI or MPICH"),
-        (["--agents", "999", ENDING], "999 agents on this host, which has"),
+        (["--agents", "999", ENDING], "999 agents (processes) on this host, which has"),
         (
             ["--hosts", "elsewhere:999", ENDING],
-            "999 agents on host elsewhere: each is a process, and more than 256 need --force",
+            "999 agents (processes) on host elsewhere: start at most 256, or add --force",
         ),
         (["--agents", "2.5", ENDING], "invalid int value: '2.5'"),
         (["--agents", "2", "--start-timeout", "nan", ENDING], "--start-timeout must be positive, got nan"),

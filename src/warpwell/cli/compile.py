@@ -12,12 +12,12 @@ from ._common import Commands, add_command, json_option, output_of
 
 def add(commands: Commands[argparse.ArgumentParser]) -> None:
     """Add ``compile``."""
-    text = "compile the code of arrays, key-value stores, graphs and tables, which they do at first use otherwise"
+    text = "compile the code of arrays, key-value stores, graphs and tables before their first use"
     json_option(add_command(commands, "compile", compile_code, text))
 
 
 def compile_code(arguments: argparse.Namespace) -> int:
-    """Use each feature on little data, on the default device, and print where the compiled code is cached."""
+    """Use each feature on little data and the default device, and print the folder of the compiled code."""
     import tempfile
 
     from ..targets.compiler import cache_folder
@@ -31,7 +31,7 @@ def compile_code(arguments: argparse.Namespace) -> int:
 
 
 def _used_features(folder: Path) -> Iterator[str]:
-    """Yield the name of each of seven steps, then run the step; tables need their extra, or are left out."""
+    """Yield the name of each of seven steps, then run the step. Without their extra, tables are skipped."""
     import importlib.util
 
     import numpy as np
@@ -55,7 +55,7 @@ def _used_features(folder: Path) -> Iterator[str]:
     with kv.open(folder / "bytes.kv") as store:
         store["key"], store.get_many([1, 2])
     edges = graph.generate("kron", 10, folder / "kron.ww", weights="int32")
-    # in memory, and with a cache of a part of the edges or of all, which other kernels read
+    # in memory, and with a cache of some or all edges: each of these uses other kernels
     for cache, stats in ((None, None), ("64KiB", None), ("1MiB", None), ("64KiB", "full")):
         yield "graphs"
         with graph.LoadedGraph(edges, cache=cache, stats=stats) as loaded:

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from ..drives import Drive, PciDrive
 
 ARENA_BYTES = 1 << 20
-"""Memory that a drive can reach while it is described: enough for the admin queue and one buffer."""
+"""Memory that a drive can access while `info` reads its properties: enough for the admin queue and one buffer."""
 
 
 def add(commands: Commands[argparse.ArgumentParser]) -> None:
     """Add ``drive`` and its commands."""
-    verbs = add_group(commands, "drive", "find, bind and unbind NVMe drives that kernels read themselves")
+    verbs = add_group(commands, "drive", "find, bind and unbind NVMe drives that kernels read directly")
     text = "list the NVMe drives of this machine, and whether Warpwell may use them"
     json_option(add_command(verbs, "list", list_drives, text))
     _drive(add_command(verbs, "info", info, "describe a drive, and whether Warpwell may use it"))
@@ -27,8 +27,8 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         verbs,
         "bind",
         bind_drive,
-        "take an unused drive from the Linux driver, for Warpwell",
-        "Hand a drive to vfio-pci, so that Warpwell can use it. This is refused if anything on the drive is mounted, "
+        "replace the Linux driver of an unused drive, so that Warpwell can use it",
+        "Bind a drive to vfio-pci, so that Warpwell can use it. This is refused if anything on the drive is mounted, "
         "swap, part of LVM, ZFS or md, the root disk, or open in a program. Nothing on the drive is changed. The drive "
         "stays bound until unbind or the next boot. Needs root.",
     )
@@ -39,7 +39,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         verbs,
         "format-array",
         format_drive,
-        "make an array on a drive; its data are lost",
+        "make an array on a drive and erase the drive's data",
         "Make an array on a namespace of a bound drive. This is refused unless the first and the last MiB are zeros, "
         "or contain an array of Warpwell, and unless --yes-destroy-data names the drive.",
     )
@@ -47,7 +47,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--from", dest="source", metavar="FILE.npy", help="items of the array")
     parser.add_argument("--dtype", metavar="NAME", help="type of the items without --from, such as int64 or float32")
     parser.add_argument("--shape", metavar="A,B", help="shape without --from; the items are what the drive contains")
-    text = "serial number and namespace, to confirm that this one may be erased"
+    text = "serial number and namespace, to confirm that this namespace may be erased"
     parser.add_argument("--yes-destroy-data", dest="erase", metavar="SERIAL/NAMESPACE", help=text)
     json_option(parser)
 
@@ -184,7 +184,7 @@ def _advice(drive: PciDrive) -> str:
 
 
 def bind_drive(arguments: argparse.Namespace) -> int:
-    """Hand a drive to vfio-pci."""
+    """Bind a drive to vfio-pci."""
     import pwd
 
     from ..drives import Machine, bind
@@ -247,7 +247,7 @@ def format_drive(arguments: argparse.Namespace) -> int:
 
 
 def _layout(arguments: argparse.Namespace) -> tuple[Any, tuple[int, ...], np.dtype[Any]]:
-    """Return items, shape and dtype of the array: from the file of ``--from``, or without items from the options."""
+    """Return items, shape and dtype of the array, from the file of ``--from`` or (without items) from the options."""
     import numpy as np
 
     from ..array import check_dtype

@@ -79,7 +79,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     directed = "keep the edges as generated, in one direction"
     option("generate", "--directed", directed, action="store_false", dest="undirected")
     option("generate", "--weights", "random weights: 1 to 255, or above 0 up to 1", choices=("int32", "float32"))
-    option("convert generate", "--in-edges", "also store the edges that end in each vertex, if directed", **flag)
+    option("convert generate", "--in-edges", "also store the in-edges of each vertex, if the graph is directed", **flag)
     order = "vertices with most edges first, or in the order of their numbers (default: degree)"
     option("convert generate", "--order", order, choices=("degree", "given"), default="degree")
     option("convert generate", "--overwrite", "replace an existing graph", **flag)
@@ -92,7 +92,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     option("pagerank", "--damping", "damping factor (default: 0.85)", type=float, default=0.85, metavar="D")
     tolerance = "stop if all ranks together change by less than T (default: 1e-6)"
     option("pagerank", "--tolerance", tolerance, type=float, default=1e-6, metavar="T")
-    option("pagerank", "--iterations", "maximum number (default: 100)", type=int, default=100, metavar="N")
+    option("pagerank", "--iterations", "maximum number of rounds (default: 100)", type=int, default=100, metavar="N")
     for name, (_, text) in _WRITTEN.items():
         option(name, "--out", f"write {text} as .npy, or with the vertices as .csv", metavar="FILE")
     for name, parser in parsers.items():
@@ -217,7 +217,7 @@ def open_graph(graph: Graph, arguments: argparse.Namespace) -> LoadedGraph:
 
 
 def run_values(loaded: LoadedGraph, seconds: float, stats: Statistics) -> dict[str, Any]:
-    """Return what every traversal reports: configuration, time and reads."""
+    """Return the values that every traversal reports: configuration, time and reads."""
     graph, edges = loaded.graph, loaded.edges
     is_cached = edges.tier in ("storage", "host-cached")
     uncounted = () if is_cached else ("hits", "bytes_wanted", "io_amplification")

@@ -42,22 +42,22 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
 
     parser = _store_command(verbs, "get", get, "write the value of a key to stdout")
     parser.add_argument("key", metavar="KEY", help="an integer (8-byte key) or text")
-    text = "type of KEY (default: an integer if KEY looks like one and is a key, else text)"
+    text = "type of KEY (default: int if KEY is an integer, unless only its text is a key; else text)"
     parser.add_argument("--type", choices=("auto", "int", "text", "hex"), default="auto", help=text)
     parser.add_argument("--field", metavar="NAME", help="write only this field, as raw items")
-    parser.add_argument("--out", metavar="FILE", help="write to a file instead")
+    parser.add_argument("--out", metavar="FILE", help="write to a file instead of stdout")
 
-    parser = _store_command(verbs, "dump", dump, "write all records to a Parquet file, which load reads")
+    parser = _store_command(verbs, "dump", dump, "write all records to a Parquet file that `kv load` can read")
     parser.add_argument("out", metavar="OUT", help="the file, usually NAME.parquet")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
 
     _store_command(verbs, "stats", stats, "show the size and the schema of a store")
 
-    _store_command(verbs, "verify", verify, "read and check all data (exit code 1: some is damaged)")
+    _store_command(verbs, "verify", verify, "read and check all data (exit code 1: some data is damaged)")
 
-    _store_command(verbs, "seal", seal, "write the index to a file, so that processes open the store at once")
+    _store_command(verbs, "seal", seal, "write the index to a file, so that processes open the store faster")
 
-    text = "copy the undamaged records of a damaged store into a new one (exit code 1: some are lost)"
+    text = "copy the undamaged records of a damaged store into a new one (exit code 1: some records are lost)"
     parser = _store_command(verbs, "salvage", salvage, text)
     parser.add_argument("target", metavar="NEW", help="folder of the new store; STORE is only read")
 
@@ -79,7 +79,7 @@ def _add_load(verbs: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--key-field", metavar="NAME", help="array or column of keys (of .npz, default: keys)")
     parser.add_argument("--fields", metavar="A,B", help="arrays, columns or members to load (default: all)")
     parser.add_argument("--database", metavar="NAME", help="named database of an LMDB environment")
-    text = "meaning of the folders in SRC (default: classes if they hold nothing but images)"
+    text = "meaning of the folders in SRC (default: classes if they contain only images)"
     parser.add_argument("--layout", choices=("classes", "files"), help=text)
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--append", action="store_true", help="continue a load of the same source")
@@ -120,9 +120,7 @@ def load(arguments: argparse.Namespace) -> int:
     run = _append if arguments.append and (path / "MANIFEST").exists() else _create
     with contextlib.closing(opened) as source, output.progress() as report:
         if source.kind in ("folder", "classes") and path.resolve().is_relative_to(Path(source.where).resolve()):
-            raise ArgumentError(
-                f"{path} is in the folder that it is loaded from: give a path outside of {source.where}"
-            )
+            raise ArgumentError(f"{path} is in the source folder; give a path outside of {source.where}")
         schema = as_schema(source.schema)
         try:
             done, disk_bytes = run(arguments, source, schema, _progress(report))
@@ -136,7 +134,7 @@ def load(arguments: argparse.Namespace) -> int:
         output.notes.print(source.note)
     if source.skipped and not output.as_json:
         output.notes.print(
-            f"skipped {len(source.skipped):,} other files than images of classes, such as {source.skipped[0]}"
+            f"skipped {len(source.skipped):,} files that are not images of classes, such as {source.skipped[0]}"
         )
     if done.skipped and not done.records and not output.as_json:
         output.notes.print(f"nothing to add: {path} already has all {done.skipped:,} records of {source.where}")
@@ -180,7 +178,7 @@ def _progress(report: Report) -> LoadProgress:
 def _create(
     arguments: argparse.Namespace, source: Source, schema: Schema | None, progress: LoadProgress
 ) -> tuple[LoadReport, int]:
-    """Fill a new store. Bad input leaves the old one; an interrupt or a full disk leaves what was committed."""
+    """Fill a new store. Bad input changes no old store; an interrupt or a full disk keeps the committed records."""
     import shutil
 
     from .. import kv
@@ -190,11 +188,11 @@ def _create(
 
     path = Path(arguments.store)
     segment_bytes = checked_nbytes(arguments.segment_bytes, "segment-bytes")
-    # a store to be replaced stays until the new one is complete
+    # the old store exists until the new store is complete
     target = path
     if arguments.overwrite and path.is_dir() and any(path.iterdir()):
         with contextlib.suppress(CorruptionError, StoreVersionError):
-            kv.open(path, mode="r+").close()  # refuses another folder, or a store in use
+            kv.open(path, mode="r+").close()  # raises if the folder is not a store, or is in use
         target = temporary_name(path)
     existed = target.is_dir()
     options = {"durability": arguments.durability, "overwrite": arguments.overwrite, "metadata": source.metadata}
@@ -206,7 +204,7 @@ def _create(
     except BaseException as error:
         store.close()
         if target != path or (isinstance(error, Exception) and not isinstance(error, StorageFullError)):
-            shutil.rmtree(target, ignore_errors=True)  # `_replace` may have moved it already
+            shutil.rmtree(target, ignore_errors=True)  # `_replace` may have moved the folder already
             if existed:
                 target.mkdir()
         raise
@@ -214,11 +212,11 @@ def _create(
 
 
 def _replace(path: Path, new: Path) -> None:
-    """Replace an old store by a new one, so that one of them exists whatever interrupts this."""
+    """Replace an old store by a new one. After any interruption, one of the two exists."""
     from ..kv.opening import put_aside
 
     with contextlib.ExitStack() as undo:
-        finish = put_aside(os.path.abspath(path), [], undo)  # refuses a store that was opened in the meantime
+        finish = put_aside(os.path.abspath(path), [], undo)  # raises if the store was opened in the meantime
         new.rename(path)
         undo.pop_all()
     finish()
@@ -236,11 +234,11 @@ def _append(
     with kv.open(arguments.store, mode="r+") as store:
         if store.schema != schema:
             raise SchemaError(
-                f"{arguments.store} has {described(store.schema)}, and {source.where} {described(schema)}; load it "
-                "into a new store"
+                f"{arguments.store} has {described(store.schema)}, but {source.where} has {described(schema)}; "
+                "load the source into a new store"
             )
         if store.metadata != source.metadata:
-            raise SchemaError(f"{source.where} has other classes than {arguments.store}; load it into a new store")
+            raise SchemaError(f"{source.where} has other classes than {arguments.store}; load into a new store")
         return _fill(source, store, progress)
 
 
@@ -329,7 +327,7 @@ def _parse_key(text: str, kind: str) -> int | bytes:
         try:
             raw = bytes.fromhex(text)
         except ValueError:
-            raise ArgumentError(f"key {text!r} is not hexadecimal; write two digits a byte", name="key") from None
+            raise ArgumentError(f"key {text!r} is not hexadecimal; write two digits per byte", name="key") from None
         return as_key(raw)
     return as_key(text.encode(errors="surrogateescape"))  # the bytes that the shell passed
 
@@ -417,7 +415,7 @@ def stats(arguments: argparse.Namespace) -> int:
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Read everything and check it; return 1 if something is damaged."""
+    """Read and check all data; return 1 if any of it is damaged."""
     from ..kv.log.recovery import verify
 
     with _measured(arguments) as (report, values, problems):

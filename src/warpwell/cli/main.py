@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     step), 130 an interrupt; ``run`` returns the code of its program.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:  # closed by the parent process (`>&-`); no other file may get its number
+        if getattr(sys, name) is None:  # the parent process closed it (`>&-`); no other file may get its number
             setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))
     arguments = build_parser().parse_args(argv)
     return execute(arguments.run, arguments, own_process=argv is None and not arguments.handles_interrupt)

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from ..pool import Host, RunOptions
 
 MIN_AGENTS = 16
-"""Agents that this host may always have."""
+"""Number of agents that are allowed on this host regardless of its cores."""
 
 MAX_REMOTE_AGENTS = 256
-"""Agents that another host may have, because its number of cores is unknown."""
+"""Number of agents that are allowed on another host, whose number of cores is unknown."""
 
 KERNEL_NAME = "warpwell"
 """Default name of the kernel that ``warpwell pool notebook`` writes."""
@@ -34,7 +34,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     _agent_options(parser)
     json_option(parser)
     parser = add_command(verbs, "top", top, "show the activity of the agents of a running program")
-    parser.add_argument("--job", metavar="NAME", help="job to show, if several run here")
+    parser.add_argument("--job", metavar="NAME", help="job to show if several jobs run here")
     parser.add_argument("--every", type=float, metavar="SECONDS", help="repeat until Ctrl-C (default: once)")
     json_option(parser)
     _add_notebook(verbs)
@@ -51,22 +51,22 @@ def program_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(handles_interrupt=True)
     _agent_options(parser)
     parser.add_argument("--trace", metavar="FILE", help="write statistics of calls as JSON: counts, bytes and waits")
-    text = "run a kernel of Jupyter, which interrupts do not end and which exits with Jupyter (see pool notebook)"
+    text = "run a Jupyter kernel: interrupts do not end it, and it exits with Jupyter (see pool notebook)"
     parser.add_argument("--notebook", action="store_true", help=text)
-    text = "GPUs for CUDA calls of the program itself (auto: of the pool, if a driver and a C compiler are installed)"
+    text = "GPUs for the program's own CUDA calls (auto: of the pool if a driver and a C compiler are installed)"
     parser.add_argument("--cuda", choices=("auto", "pool", "local"), default="auto", help=text)
-    text = "wait so long for GPUs that other jobs use; with Slurm, for an allocation (default: fail at once)"
+    text = "maximum wait for GPUs that other jobs use or, with Slurm, for an allocation (default: fail at once)"
     parser.add_argument("--wait", type=float, metavar="SECONDS", help=text)
     text = "options for the salloc that --wait starts outside a Slurm job, as in --slurm=--partition=gpu"
     parser.add_argument("--slurm", default="", metavar="OPTIONS", help=text)
     text = "claim GPUs at the start, or each at its first use: a CUDA context or a lease (default: start)"
     parser.add_argument("--allocate", choices=("start", "use"), default="start", help=text)
-    text = "with --allocate use: let a device leave after this time without calls, objects and leases (default: never)"
+    text = "with --allocate use: release a device after this time without calls, objects and leases (default: never)"
     parser.add_argument("--idle", type=float, metavar="SECONDS", help=text)
     text = "list the CUDA driver functions that the program called and the pool does not support"
     parser.add_argument("--explain-refused", action="store_true", help=text)
     parser.add_argument("-m", dest="of_module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
-    parser.add_argument("-c", dest="of_text", nargs=argparse.REMAINDER, metavar="CODE", help="run a program text")
+    parser.add_argument("-c", dest="of_text", nargs=argparse.REMAINDER, metavar="CODE", help="run this program text")
     text = "program to run, in Python or compiled"
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM [ARG ...]", help=text)
 
@@ -93,14 +93,14 @@ def _add_notebook(verbs: Commands[argparse.ArgumentParser]) -> None:
 def _agent_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the number and the hosts of agents."""
     group = parser.add_argument_group("agents")
-    text = "number of agents (default: all of the hosts or of the Slurm job, else one for each GPU here, or one)"
+    text = "number of agents (default: all agents of --hosts or of the Slurm job, else one for each GPU here, or one)"
     group.add_argument("--agents", type=int, metavar="N", help=text)
-    group.add_argument("--hosts", metavar="A:8,B:8", help="hosts, and the agents on each (without numbers: evenly)")
+    group.add_argument("--hosts", metavar="A:8,B:8", help="hosts, with their numbers of agents (default: evenly)")
     group.add_argument("--hostfile", metavar="FILE", help="file with a host on each line, as in: a slots=8")
     text = "target of the agents (default: cuda on hosts with GPUs, else cpu)"
     group.add_argument("--target", choices=("auto", "cpu", "cuda"), default="auto", help=text)
     group.add_argument("--share-gpu", action="store_true", help="allow several agents on a GPU, and GPUs of other jobs")
-    group.add_argument("--force", action="store_true", help="allow more than 16 agents here, and more than cores")
+    group.add_argument("--force", action="store_true", help="allow more than 16 agents and more agents than cores")
     group = parser.add_argument_group("network")
     text = "end the program if an agent is lost; MPI may then use its fastest network (UCX)"
     group.add_argument("--no-ft", action="store_true", help=text)
@@ -174,10 +174,10 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
     if not (seconds > 0 and math.isfinite(seconds)):
         raise ArgumentError(f"--start-timeout must be positive, got {seconds:g}", name="start_timeout")
     if os.geteuid() == 0 and sys.stderr.isatty() and "OMPI_ALLOW_RUN_AS_ROOT" not in os.environ:
-        print("warpwell: note: this runs as root, which Open MPI advises against", file=sys.stderr)
+        print("warpwell: note: the program runs as root, which Open MPI advises against", file=sys.stderr)
     names = "target share_gpu tcp trace notebook mpiexec wait allocate idle explain_refused".split()
     options: dict[str, Any] = {n: value for n in names if (value := getattr(arguments, n, None)) is not None}
-    if (trace := options.get("trace")) is not None:  # before hours of work
+    if (trace := options.get("trace")) is not None:  # fail before hours of work, not after
         path = new_file(trace, "--trace")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
             text = f"--trace {trace} cannot be written; give another path, or check its permissions"
@@ -225,8 +225,8 @@ def _hosts(arguments: argparse.Namespace, gpus: Sequence[str], allocated: Sequen
     if needs_gpus and local_agents > len(gpus) - len(used_gpus):
         used = "".join(f"; {user} uses GPU {uuid}" for uuid, user in list(used_gpus.items())[:1])
         more = f", and other jobs use {len(used_gpus) - 1} more" if len(used_gpus) > 1 else ""
-        advice = "start fewer, or use --share-gpu to run several on one" if gpus else "use --target cpu or auto"
-        advice = f"wait for them with --wait, {advice}" if used_gpus else advice
+        advice = "start fewer, or use --share-gpu for several on one GPU" if gpus else "use --target cpu or auto"
+        advice = f"wait for the GPUs with --wait, {advice}" if used_gpus else advice
         raise ArgumentError(
             f"{local_agents} agent{'s' * (local_agents > 1)} on this host, which has "
             f"{len(gpus) or 'no'} GPU{'s' * (len(gpus) != 1)}{used}{more}: {advice}",
@@ -236,7 +236,7 @@ def _hosts(arguments: argparse.Namespace, gpus: Sequence[str], allocated: Sequen
 
 
 def _check_number(placed: Sequence[Host], local_agents: int) -> None:
-    """Raise if a typing error would start more processes than a host can run."""
+    """Raise ArgumentError if a host would get more agents than it can run, as after a typing error."""
     from ..pool import is_here
 
     cores = len(os.sched_getaffinity(0))
@@ -246,7 +246,7 @@ def _check_number(placed: Sequence[Host], local_agents: int) -> None:
     ):
         if count > limit:
             raise ArgumentError(
-                f"{count} agents on {host}: each is a process, and more than {limit} need --force", name="agents"
+                f"{count} agents (processes) on {host}: start at most {limit}, or add --force", name="agents"
             )
 
 
@@ -254,7 +254,7 @@ def _check_number(placed: Sequence[Host], local_agents: int) -> None:
 
 
 def info(arguments: argparse.Namespace) -> int:
-    """Start a pool, ask its devices, and end it."""
+    """Start a pool, print its devices, and end the pool."""
     import json
     import tempfile
     import time
@@ -268,7 +268,7 @@ def info(arguments: argparse.Namespace) -> int:
         path = Path(folder) / "devices.json"
         status = Launcher(["-m", "warpwell.pool.launch.describe", str(path)], run_options(arguments)).run()
         if status or not path.exists():
-            raise PoolError(f"the program that describes the devices exited with status {status}")
+            raise PoolError(f"the program that lists the devices exited with status {status}; see its output above")
         devices = json.loads(path.read_text())
     seconds = round(time.monotonic() - began, 3)
     if output.print_json({"devices": devices, "seconds": seconds}):
@@ -296,10 +296,8 @@ def top(arguments: argparse.Namespace) -> int:
     running = {files.job: files for files, alive in jobs() if alive}
     job = arguments.job or (next(iter(running)) if len(running) == 1 else None)
     if job is None or job not in running:
-        problem = (
-            f"unknown job {job!r}" if job else "several jobs run here" if running else "none of your jobs runs here"
-        )
-        advice = f"choose --job from {', '.join(running)}" if running else "start one with warpwell run"
+        problem = f"unknown job {job!r}" if job else "several jobs run here" if running else "no job of yours runs here"
+        advice = f"choose --job from {', '.join(running)}" if running else "start a job with warpwell run"
         raise PoolError(f"{problem}: {advice}")
     before: dict[int, tuple[int, float]] = {}
     while True:
@@ -367,7 +365,7 @@ def print_programs(
 # -- pool notebook -----------------------------------------------------------------------------------------------------
 
 _REQUIRED = {"ipykernel": "ipykernel", "mpi4py": "-e '.[mpi]'"}
-"""Modules that a kernel imports, and arguments of pip that install each, in a checkout."""
+"""Modules that a kernel imports, and the arguments of pip that install each module in a checkout."""
 
 
 def notebook(arguments: argparse.Namespace) -> int:
@@ -401,7 +399,7 @@ def notebook(arguments: argparse.Namespace) -> int:
 
 
 def _run_words(arguments: argparse.Namespace) -> list[str]:
-    """Return the options for `run` that differ from their defaults, with absolute paths: a kernel starts elsewhere."""
+    """Return the options of `run` that are not defaults. Paths are absolute, because a kernel starts elsewhere."""
     parser = argparse.ArgumentParser()
     _agent_options(parser)
     options: list[str] = []

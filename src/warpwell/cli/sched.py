@@ -69,20 +69,20 @@ def _add_serve(verbs: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--stuck-after", type=float, metavar="SECONDS", help="time limit for a block of a kernel")
     parser.add_argument("--log", metavar="FILE", help="append every event to a file, for sched explain")
     parser.add_argument("--metrics", metavar="FILE", help="write metrics for Prometheus every 5 s")
-    parser.add_argument("--max-message", default="1GiB", metavar="SIZE", help="limit of a submission (default: 1GiB)")
+    parser.add_argument("--max-message", default="1GiB", metavar="SIZE", help="largest submission (default: 1GiB)")
     text = "maximum size of the data that the service keeps for a tenant (default: 8GiB)"
     parser.add_argument("--max-held", default="8GiB", metavar="SIZE", help=text)
     json_option(parser)
-    group = parser.add_argument_group("other users", "Kernels are code that runs as you: docs/scheduler.md, Trust.")
+    group = parser.add_argument_group("other users", "Kernels run with your rights; see Trust in docs/scheduler.md.")
     group.add_argument("--group", metavar="NAME", help="open the socket to this group; its users are tenants")
-    group.add_argument("--users", metavar="FILE.json", help="tenant of each user: {user: tenant}; no other may connect")
+    group.add_argument("--users", metavar="FILE.json", help="tenant of each user: {user: tenant}; others are rejected")
     text = "module whose kernels other users may launch; PACKAGE.*: all modules below a package"
     group.add_argument("--allow", action="append", default=[], metavar="MODULE", help=text)
-    group.add_argument("--trust-group", action="store_true", help="accept any kernel: they can do whatever you can")
+    group.add_argument("--trust-group", action="store_true", help="run any of their kernels with your rights")
 
 
 def _socket(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--socket", metavar="PATH", help="socket path (default: $WARPWELL_SOCKET, or one of this user)")
+    parser.add_argument("--socket", metavar="PATH", help="socket path (default: $WARPWELL_SOCKET, or one per user)")
 
 
 def trace_option(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +110,7 @@ def explain(arguments: argparse.Namespace) -> int:
     kinds = split_names(arguments.kind)
     for kind in kinds or ():
         if kind not in KINDS:
-            raise ArgumentError(f"--kind {kind} is unknown; choose some of {', '.join(KINDS)}", name="kind")
+            raise ArgumentError(f"--kind {kind} is unknown; expected some of {', '.join(KINDS)}", name="kind")
 
     def is_selected(event: Event) -> bool:
         return (
@@ -173,7 +173,7 @@ def _explain_nothing(arguments: argparse.Namespace, log: Log) -> str:
     ]
     tenants = sorted({event.tenant for event in log})
     numbers = [event.task for event in log if event.kind != "reject"]
-    text = f"nothing matches {' '.join(options)}" if options else "no decision was taken"
+    text = f"nothing matches {' '.join(options)}" if options else "this log has no decisions"
     more = ", ..." if len(tenants) > _LISTED_TENANTS else ""
     text += f"; tenants in this log: {', '.join(tenants[:_LISTED_TENANTS])}{more}"
     if numbers:
@@ -201,7 +201,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Terminated(BaseException):
-    """SIGTERM, which asks a service to stop, or SIGHUP, which closes its terminal."""
+    """SIGTERM, which stops a service, or SIGHUP, which the kernel sends when the terminal closes."""
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -296,7 +296,7 @@ def _service_status(arguments: argparse.Namespace, output: Output) -> dict[str, 
     client = connect(arguments.socket)
     try:
         if arguments.log is not None:
-            log = client.log()  # An error leaves the file as it is.
+            log = client.log()  # An error does not change the file.
             with open(arguments.log, "w", encoding="utf-8") as stream:
                 log.write(stream)
         if arguments.prometheus:

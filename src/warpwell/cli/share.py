@@ -26,13 +26,13 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         "share",
         share,
         "run a program that shares GPUs with other programs",
-        "Run a CUDA program on this machine's GPUs under the scheduler. Programs that run this way have a GPU one at a "
+        "Run a CUDA program on this machine's GPUs under the scheduler. Such programs use a GPU one at a "
         "time: by priority, then in fair shares. They use the machine's own driver (--cuda local), or the driver layer "
         "of warpwell run (--cuda pool). Without a program: warpwell share status, end WHO, or limit.",
     )
     parser.usage = "warpwell share [--priority N] [--tenant NAME] [options of warpwell run] PROGRAM [ARG ...]"
     group = parser.add_argument_group("sharing")
-    text = "programs of a larger priority come first (default: 0); an operator can limit this"
+    text = "programs with a larger priority run first (default: 0); an operator can limit this"
     group.add_argument("--priority", type=int, default=0, metavar="N", help=text)
     group.add_argument(
         "--tenant", metavar="NAME", help="name for fair shares, limits and logs (default: your user name)"
@@ -42,7 +42,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
 
 
 def share(arguments: argparse.Namespace) -> int:
-    """Run a program, or a verb."""
+    """Run a program, or one of the subcommands in `_VERBS`."""
     command = arguments.program
     if command and command[0] in _VERBS:
         return _VERBS[command[0]](command[1:])
@@ -123,7 +123,7 @@ def _end(argv: list[str]) -> int:
     """End programs of a tenant, or a process."""
     from ..programs import end_programs
 
-    parser = _parser("end", "End the programs of a tenant, or one by its process number.")
+    parser = _parser("end", "End the programs of a tenant, or the program with a process number.")
     parser.add_argument("name", metavar="TENANT|PROCESS")
     text = "time between SIGTERM and SIGKILL (default: 5)"
     parser.add_argument("--grace", type=float, default=5.0, metavar="SECONDS", help=text)
@@ -138,10 +138,10 @@ def _limit(argv: list[str]) -> int:
     """Change settings of a tenant."""
     from ..programs import known_tenants, set_limits
 
-    parser = _parser("limit", "Change settings of a tenant; without settings, reset it.")
+    parser = _parser("limit", "Change the settings of a tenant; without options, reset them.")
     parser.add_argument("tenant", metavar="TENANT")
     parser.add_argument("--weight", type=float, metavar="N", help="share of the time among tenants (default: 1)")
-    parser.add_argument("--priority", type=int, metavar="N", help="added to the priority of its programs (default: 0)")
+    parser.add_argument("--priority", type=int, metavar="N", help="added to its programs' priority (default: 0)")
     parser.add_argument("--ceiling", type=int, metavar="N", help="largest priority of its programs (default: 8)")
     text = "time that a turn of ww.turn may take while another program waits (default: 10)"
     parser.add_argument("--hold", type=float, metavar="SECONDS", help=text)
@@ -159,13 +159,13 @@ def _limit(argv: list[str]) -> int:
 
 
 def _arbiter(argv: list[str]) -> int:
-    """Be the arbiter of a board. Programs start it; users need not."""
+    """Run the arbiter of a board. Programs start it; users need not."""
     from ..driver import Board
 
     if len(argv) != 1:
-        raise ArgumentError("share arbiter needs the path of a board", name="path")
+        raise ArgumentError("share arbiter takes one argument, the path of a board", name="path")
     board = Board(Path(argv[0]))
-    if board.become_arbiter():  # before the import, which takes a second, so that no other process starts one
+    if board.become_arbiter():  # before the import, which takes a second: no other process may start one
         from ..programs import run_arbiter
 
         run_arbiter(board)

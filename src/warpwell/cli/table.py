@@ -73,13 +73,13 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="at most N rows (default: 20, or all with --out)")
     parser.add_argument("--out", metavar="FILE", help="write the rows to a .csv, .arrow, .feather or .parquet file")
     parser.add_argument("--overwrite", action="store_true", help="replace the file of --out if it exists")
-    parser.add_argument("--explain", action="store_true", help="print the bytes that are read of each column, not rows")
+    parser.add_argument("--explain", action="store_true", help="print the bytes that each column reads instead of rows")
     device_option(parser)
 
     text = "write the zone maps and checksums of an Arrow file to FILE.zones, so that queries skip rows"
     _table_command(verbs, "index", index, text)
 
-    _table_command(verbs, "check", check, "read and check all data (exit code 1: some is damaged)")
+    _table_command(verbs, "check", check, "read and check all data (exit code 1: some data is damaged)")
 
 
 def _table_command(verbs: Commands[argparse.ArgumentParser], name: str, run: Run, text: str) -> Parser:
@@ -170,7 +170,7 @@ def head(arguments: argparse.Namespace) -> int:
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """Read everything and check it; return 1 if something is damaged."""
+    """Read and check all data; return 1 if any of it is damaged."""
     import time
 
     from .. import table
@@ -365,7 +365,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 
 
 def _typed(kind: Any, name: str, value: Any) -> Any:
-    """Convert a value of JSON, or text, to a type; a value that does not fit is left for `Table.where` to refuse."""
+    """Convert a value of JSON, or text, to a type; `Table.where` rejects a value that does not fit."""
     import numpy as np
     import pyarrow.types as types  # an extra
 

@@ -567,7 +567,7 @@ class Placements:
             reason = (
                 "no remaining device can run it" if device is None else f"device {device.index} is gone ({device.lost})"
             )
-            reason += ", and its arguments with it" if chain.home is not None else ""
+            reason += ", and the task's arguments are lost" if chain.home is not None else ""
             lost = errors.TaskLostError(f"task {handle.task.name!r} was lost: {reason}", task=handle.task.name)
             lost.__cause__ = error
             self._settle(chain, [handle], lost)
