@@ -236,5 +236,5 @@ def test_graphs_are_launched_as_their_library_wants(monkeypatch: pytest.MonkeyPa
     with Scheduler("cpu") as scheduler:
         with pytest.raises(errors.ArgumentError, match="needs a GPU"):
             scheduler.submit(raw)
-        with pytest.raises(errors.ArgumentError, match="captured with it"):
+        with pytest.raises(errors.ArgumentError, match="because they were captured"):
             scheduler.submit(raw, 3)

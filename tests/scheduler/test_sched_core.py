@@ -228,7 +228,7 @@ def test_a_preempted_task_keeps_its_memory() -> None:
 
 def test_a_task_larger_than_the_memory_creates_nothing() -> None:
     core = Core(ScriptedExecutor(SMALL), "left-over")
-    with pytest.raises(errors.TaskMemoryError, match=r"'big' needs 101 bytes and the device has 100") as caught:
+    with pytest.raises(errors.TaskMemoryError, match=r"'big' needs 101 bytes, but the device has 100") as caught:
         core.submit(Request("r", [task("a"), task("big", memory=101)]))
     assert caught.value.task == "big"
     assert core.jobs == [] and not core.busy
@@ -318,7 +318,7 @@ class Wrong(Policy):
 @pytest.mark.parametrize(
     ("decide", "message"),
     [
-        (lambda view: [Launch(job) for job in view.waiting], "where 1 run already"),
+        (lambda view: [Launch(job) for job in view.waiting], "although 1 run already"),
         (lambda view: [Launch(view.waiting.first())] * 2, "is running"),
         (lambda view: [Preempt(view.waiting.first())], "is waiting"),
         (lambda view: [Preempt(j) for j in view.running] or [Launch(view.waiting.first(), PLAIN)], "launched plain"),
@@ -355,7 +355,7 @@ def test_a_kernel_that_cannot_be_cut_runs_whole_and_says_why() -> None:
         ({"a": {"share": 0.7}, "b": {"share": 0.4}}, r"110\.0%"),
         ({"a": {"share": 1.5}}, "share of tenant 'a' is 1.5: give"),
         ({"a": {"share": 0}}, "share of tenant 'a' is 0: give"),
-        ({"a": {"memory": 60}, "b": {"memory": 0.5}}, "110 bytes together and the device has 100"),
+        ({"a": {"memory": 60}, "b": {"memory": 0.5}}, "110 bytes, but the device has 100"),
         ({"a": {"memory": -1}}, "memory of tenant 'a' is -1: give"),
         ({"a": {"memory": float("inf")}}, "memory of tenant 'a' is inf: give"),
     ],
@@ -377,10 +377,10 @@ def test_without_settings_any_tenant_is_welcome(settings) -> None:
         ({"a": {"speed": 3}}, "speed"),
         ({"a": {"window": 0}}, "window"),
         ([Tenant("a"), Tenant("a")], "two settings"),
-        (3, "tenants is 3: give a dictionary"),
-        ("ab", "tenants has 'a', which is not a Tenant: give a dictionary"),
+        (3, "tenants is 3: pass a dictionary"),
+        ("ab", "tenants has 'a', which is not a Tenant: pass a dictionary"),
         ({3: 1}, "named 3: give a string"),
-        ({"a": "x"}, "setting of tenant 'a' is 'x': give a dictionary"),
+        ({"a": "x"}, "setting of tenant 'a' is 'x': pass a dictionary"),
         ({"a": True}, "setting of tenant 'a' is True"),
         ({"a": {"weight": "2"}}, "weight of tenant 'a' is '2': give a number"),
         ({"a": {"share": "0.5"}}, "share of tenant 'a' is '0.5': give a number"),
@@ -731,7 +731,7 @@ def test_more_than_a_policy_says_are_no_train() -> None:
         def decide(self, view):
             return [Launch(job, PLAIN) for job in view.waiting]
 
-    with pytest.raises(errors.SchedulerError, match="launched 't7' where 1 run already"):
+    with pytest.raises(errors.SchedulerError, match="launched 't7' although 1 run already"):
         train(count=9, queues=True, policy=TooMany())
 
 

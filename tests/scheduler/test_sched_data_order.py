@@ -440,7 +440,7 @@ def test_options_of_prepared_launches_are_refused() -> None:
             lambda: scheduler.submit_many([prepared], tenant="other"),
         ]
         for submit in submits:
-            with pytest.raises(errors.ArgumentError, match="its own arguments and options: give them to prepare"):
+            with pytest.raises(errors.ArgumentError, match="its own arguments and options: pass them to prepare"):
                 submit()
     assert not x.any()
 

@@ -132,7 +132,7 @@ def test_a_profile_that_was_given_is_kept():
 
 
 def test_a_learner_without_a_scheduler_says_so():
-    with pytest.raises(errors.ArgumentError, match="give it to a scheduler"):
+    with pytest.raises(errors.ArgumentError, match="pass it to a scheduler"):
         Learner()(Task("k", 1, launch=add[8], arguments=(np.zeros(8),)))
     nothing = Task("k", 1)
     assert Learner()(nothing) is nothing.profile

@@ -470,7 +470,7 @@ def test_bad_arguments_are_refused_at_once(scheduler):
         (lambda: scheduler.submit(double[BLOCK], x, after=3), "handles"),
         (lambda: scheduler.submit(double[BLOCK], x, size=3), "size is 3"),
         (lambda: scheduler.submit(double[BLOCK], Sparse()), "is a Sparse without memory of its own"),
-        (lambda: scheduler.submit_many([]), "without launches"),
+        (lambda: scheduler.submit_many([]), "launches is empty"),
         (lambda: scheduler.submit_many([double[4]]), "is not a tuple of kernel"),
         (lambda: scheduler.submit_many((double[4], np.zeros(4))), "is not a tuple of kernel"),
         (lambda: scheduler_of("no-such-policy"), "first-come"),
@@ -801,7 +801,7 @@ def test_a_stuck_kernel_on_a_device_that_cannot_stop_it_loses_the_device():
     waiting = scheduler.submit(double[BLOCK], x)
     with pytest.raises(errors.StallError):
         gate.handle.result(HANG_SECONDS)
-    with pytest.raises(errors.TaskLostError, match="submit it again"):
+    with pytest.raises(errors.TaskLostError, match="submit it to a new scheduler"):
         waiting.result(HANG_SECONDS)
     until(lambda: scheduler.failure is not None)
     assert isinstance(scheduler.failure, errors.TaskLostError)
@@ -909,7 +909,7 @@ def test_closing_gives_up_tasks_that_a_policy_never_launches(monkeypatch, period
     handles = [scheduler.submit(double[BLOCK], np.ones(BLOCK, np.int64)) for _ in range(3)]
     assert scheduler._dispatcher.close(timeout=HANG_SECONDS)
     for handle in handles:
-        with pytest.raises(errors.SchedulerError, match="policy 'reluctant' ran nothing any more"):
+        with pytest.raises(errors.SchedulerError, match="policy 'reluctant' launched nothing more"):
             handle.result(HANG_SECONDS)
 
 
@@ -972,7 +972,7 @@ def test_a_forked_child_is_told():
 def test_a_task_of_another_process_is_nothing_to_come_after(scheduler):
     gate = Gate(scheduler)
     gate.handle._process -= 1  # as in a child that has a scheduler of its own
-    with pytest.raises(errors.ForkError, match="wait for it there"):
+    with pytest.raises(errors.ForkError, match="wait for the task there"):
         scheduler.submit(double[4], np.zeros(4), after=gate.handle)
     gate.open()
 

@@ -208,7 +208,7 @@ def test_a_task_that_cannot_be_fails_alone(client: Client, kernels: Any, monkeyp
         changed = client.submit(kernels.double[10], x)
     with pytest.raises(errors.SchedulerError, match="is not a kernel"):
         missing.result(HANG_SECONDS)
-    with pytest.raises(errors.SchedulerError, match="it has changed"):
+    with pytest.raises(errors.SchedulerError, match="has changed since your program read it"):
         changed.result(HANG_SECONDS)
     bad = client.submit(kernels.double[10], 1.5)  # a number has no size
     good = client.submit(kernels.double[10], x)

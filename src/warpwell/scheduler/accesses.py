@@ -47,7 +47,7 @@ def _accesses(value: Any) -> Iterator[Access]:
 
 
 def _access(value: Any) -> Access | None:
-    """Return the memory of an array, and whether it may be written at all; None for any other object."""
+    """Return the memory of an array, and whether the array is writable; None for any other object."""
     if isinstance(value, np.ndarray):
         if value.flags.c_contiguous:
             start = value.__array_interface__["data"][0]
@@ -67,7 +67,7 @@ def _access(value: Any) -> Access | None:
         start, read_only = interface["data"]
         size = np.dtype(interface["typestr"]).itemsize
         return _strided(int(start or 0), interface["shape"], interface.get("strides"), size, not read_only)
-    except Exception:  # not an array, or a tensor that does not give its memory away
+    except Exception:  # not an array, or a tensor that does not export its memory
         return None
 
 

@@ -58,12 +58,12 @@ class Admission:
         return True
 
     def _takes_memory_of(self, job: Job, older: Job) -> bool:
-        """Return True if `job` takes memory that an older job needs, of the quota of its tenant or of the device."""
+        """Return True if `job` would use memory that an older job needs, of the tenant's quota or of the device."""
         if (older.arrival, older.number) > (job.arrival, job.number):
             return False
         account = self._tenants[older.task.tenant]
         if older.needs > self._memory - self._reserved:
-            return False  # it does not fit even if all tasks end
+            return False  # the older job does not fit even if all tasks end
         if account.memory is not None:
             if older.task.memory > account.memory - account.reserved:
                 return False
@@ -83,7 +83,7 @@ class Admission:
                 self._overtaken[older] += 1
 
     def pass_over(self, job: Job) -> None:
-        """Keep no memory free for a job that was not allowed, because it waits for data, too."""
+        """Do not keep memory free for a job that was not allowed: the job also waits for data."""
         self._overtaken.pop(job, None)
 
     def release_job(self, job: Job) -> None:
@@ -98,7 +98,7 @@ class Admission:
         self._tenants[job.task.tenant].held += sign * job.task.memory
 
     def reserve(self, tenant: str, nbytes: int) -> None:
-        """Count the memory of a resident array, which no task holds, for a tenant. `release` undoes it.
+        """Count the memory of a resident array, which belongs to no task, for a tenant. `release` undoes this.
 
         Raises
         ------
@@ -112,7 +112,7 @@ class Admission:
         if nbytes > left:
             raise errors.TaskMemoryError(
                 f"tenant {tenant!r} may have {max(0, left)} more bytes on the device now, and the array has {nbytes}: "
-                "free older arrays, wait for tasks, or put less there"
+                "free older arrays, wait for tasks, or copy less"
             )
         self._reserve(account, nbytes)
 

@@ -1,4 +1,4 @@
-"""`Batch`: short launches in order as one task. A block of it is a launch, so it is preempted between two launches."""
+"""`Batch`: short launches in order as one task. Each launch is a block, so preemption happens between launches."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class BatchBlocks:
     ends_at_once = True
 
     def __init__(self, launch: Batch, device: str) -> None:
-        from ..targets import LaunchFlag  # imports NumPy, without which an arbiter of programs starts sooner
+        from ..targets import LaunchFlag  # an arbiter of programs starts sooner without NumPy, which this imports
 
         self.launch = launch
         self.device = device
@@ -57,7 +57,7 @@ class BatchBlocks:
         self._cuts: list[Any] = []
 
     def begin(self) -> None:
-        """Begin the arguments of each launch. All are in device memory."""
+        """Begin the arguments of each launch. All arrays are in device memory."""
         for task in self.launch.tasks:
             cut = task.launch.cut(task.arguments, self.device)
             cut.begin()
@@ -89,7 +89,7 @@ class BatchBlocks:
         return BatchForms([gpu.forms(cut) for cut in self._cuts], self.launch.order)
 
     def work(self, control: int, worker: int) -> None:
-        """Run launches in the calling thread until none is left, or it must leave (CPU)."""
+        """Run launches in the calling thread until no launch is left, or the thread must leave (CPU)."""
         import numpy as np
 
         from ..targets import view_of
@@ -128,11 +128,11 @@ class BatchForms:
 
 
 def batched(tasks: Sequence[Task], order: Sequence[int], name: str, **options: Any) -> Task:
-    """Return one task for launches in order; the distinct ones are `tasks`."""
+    """Return one task for launches in order; `tasks` are the distinct launches."""
     counts = Counter(order)
     seconds = [counts[index] * (task.profile.seconds or 0.0) for index, task in enumerate(tasks)]
     longest = tasks[seconds.index(max(seconds))]
-    # An access that writes replaces one of the same range that reads.
+    # An access that writes replaces a reading access of the same range.
     every = sorted((a for task in tasks for a in task.accesses), key=lambda a: a.writes)
     accesses = {(a.start, a.end, a.space): a for a in every}
     return Task(

@@ -32,7 +32,7 @@ def as_launch(launch: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]
         return launch, args
     enqueue = _graph(launch)
     if enqueue is not None and args:
-        raise errors.ArgumentError("a graph with arguments: they were captured with it; pass the graph alone")
+        raise errors.ArgumentError("a graph cannot have arguments, because they were captured: pass the graph alone")
     if enqueue is None and not callable(launch):
         return launch, args
     call = Call(launch, enqueue, args)
@@ -221,7 +221,7 @@ def _cupy_graph(graph: Any, stream: int) -> None:
 def _raw_graph(graph: Any, stream: int) -> None:
     status = driver().cuGraphLaunch(int(graph), stream)
     if status != 0:
-        raise errors.SchedulerError(f"the driver does not launch this graph (status {status}): was it destroyed?")
+        raise errors.SchedulerError(f"the driver does not launch this graph (status {status}): keep it until its end")
 
 
 _GRAPHS: Mapping[str, Callable[[Any, int], None]] = {

@@ -140,7 +140,7 @@ class Core:
 
     @property
     def first_waiting(self) -> Job | None:
-        """The oldest job that could be launched now, as far as quotas and memory go."""
+        """The oldest job that quotas and memory allow to launch now."""
         return self._queue.first()
 
     @property
@@ -171,7 +171,7 @@ class Core:
         ----------
         request : Request
         after : iterable of hashable
-            Events that the first task waits for; `release` reports each. No job may be among them.
+            Events that the first task waits for; `release` reports each event. No event may be a job.
 
         Returns
         -------
@@ -198,7 +198,7 @@ class Core:
                     self._unwritten.append(Event(now, "reject", self._number, task.name, task.tenant, why))
                     self.write_out()
                     raise errors.TaskMemoryError(
-                        f"task {task.name!r} needs {nbytes} bytes and {owner} {limit}: make it smaller, or split it",
+                        f"task {task.name!r} needs {nbytes} bytes, but {owner} {limit}: make it smaller, or split it",
                         task=task.name,
                     )
         jobs: list[Job] = []
@@ -261,7 +261,7 @@ class Core:
         return min([time for time in times if time is not None], default=None)
 
     def cancel(self, job: Job, why: dict[str, Any] | None = None) -> bool:
-        """End a job and its request. A running job is asked to leave, and ended when it has left.
+        """End a job and its request. A running job is requested to leave, and ends when it has left.
 
         Parameters
         ----------
@@ -313,21 +313,21 @@ class Core:
             self._arrive(heapq.heappop(arrivals)[2])
 
     def _arrive(self, job: Job) -> None:
-        """Let a job wait to be launched, once it waits for no data."""
+        """Let a job wait to be launched, unless the job still waits for data."""
         if self._order.is_waiting(job):
             self._due.add(job)
         else:
             self._enqueue(job)
 
     def _enqueue(self, job: Job, behind: bool = False) -> None:
-        """Add a job to the queue; with `behind`, it still waits for the data of jobs in a train."""
+        """Add a job to the queue; with `behind`, the job still waits for the data of jobs in a launch queue."""
         task = job.task
-        if job.state is PREEMPTED:  # it was withdrawn from a train
+        if job.state is PREEMPTED:  # withdrawn from a launch queue
             self.tenants.add_waiting(self.tenants.account(task.tenant))
             self._queue.add(job)
             return
         if task.known is not None:
-            task.profile = task.known.profile  # it may have been measured since the submission
+            task.profile = task.known.profile  # the kernel may have been measured since the submission
         self.executor.prepare(job)
         job.since = job.arrival
         self.tenants.add_waiting(self.tenants.account(task.tenant))
@@ -349,7 +349,7 @@ class Core:
                 self._arrive(job)
 
     def _happened(self, event: Ended | Stopped) -> None:
-        """Record what became of a job."""
+        """Record that a job has ended or stopped."""
         job, time, stopped = event.job, event.time, isinstance(event, Stopped)
         self.tenants.charge(self.running, time)
         self._leave_place(job, time, stopped)
@@ -362,7 +362,7 @@ class Core:
                 return
             job.state = PREEMPTED
             job.preemptions += 1
-            self._arrive(job)  # it may have left a train before the jobs whose data it uses ended
+            self._arrive(job)  # it may have left a launch queue before the jobs whose data it uses
         elif event.error is not None:
             self._finish(job, time, State.FAILED, event.error, {"error": repr(event.error)})
         else:
@@ -376,12 +376,12 @@ class Core:
             self._finish(job, time, DONE, None, why)
 
     def _leave_place(self, job: Job, time: float, stopped: bool) -> None:
-        """Take a job out of its train, or out of its place: the next one of the train comes there."""
+        """Remove a job from its launch queue, or from `running`, where the next job of its launch queue replaces it."""
         if job.train is not None:
             self._leave_train(job)
             job.since = time
             if job.started is None and not stopped:
-                job.started = time  # it started while another one was leaving
+                job.started = time  # the job started while the job before it was leaving
             return
         if job.started is None:
             job.started = job.since
@@ -406,7 +406,7 @@ class Core:
             self._trains[following] = train
 
     def _leave_train(self, job: Job) -> None:
-        """Take a job out of the train that it is in."""
+        """Remove a job from its launch queue."""
         train, job.train = job.train, None
         assert train is not None
         train.remove(job)
@@ -414,7 +414,7 @@ class Core:
             del self._trains[next(head for head, queued in self._trains.items() if queued is train)]
 
     def _renew(self, known: Any, now: float) -> None:
-        """Give waiting jobs of the same code and size the profile that was just measured."""
+        """Set the profile that was just measured in waiting jobs of the same code and size."""
         for job in self._queue.all_of(known):
             self._queue.remove(job)
             self.policy.ended(job, now)
@@ -422,7 +422,7 @@ class Core:
             self._queue.add(job)
 
     def _finish(self, job: Job, time: float, state: State, error: BaseException | None, why: dict[str, Any]) -> None:
-        """End a job that is in no list any more; continue with its request, or end that too."""
+        """End a job that is in no list any more; start the next job of its request, or cancel the rest."""
         if state is DONE:
             job.done = job.task.blocks
         job.placement, job.error = None, error
@@ -479,11 +479,11 @@ class Core:
                 if isinstance(decision, Launch):
                     is_launched = self._launch(decision, now)
                     if is_launched is None:
-                        break  # no later job may overtake it
+                        break  # no later job may overtake this job
                     again |= is_launched
                 elif isinstance(decision, Preempt):
                     if not self._preempt(decision, now):
-                        break  # later decisions rely on it
+                        break  # later decisions rely on this preemption
                 elif isinstance(decision, Resize):
                     self._resize(decision, now)
                 else:
@@ -493,7 +493,7 @@ class Core:
             if not again and not spare and admission.barred and len(self.running) < self.limit:
                 # Tenants that may burst get places that no tenant within its quota takes.
                 again = spare = True
-        view.followers = ()  # it keeps no arguments alive
+        view.followers = ()  # else the view would keep arguments alive
         if self._launches != before:
             seconds = min(executor.now() - now, MAX_OVERHEAD_SECONDS)
             weight = OVERHEAD_WEIGHT_FASTER if seconds < view.overhead else OVERHEAD_WEIGHT_SLOWER
@@ -509,7 +509,7 @@ class Core:
         if decision.behind is not None or (placement.plain and len(self.running) >= self.limit):
             return self._launch_behind(decision, now)
         if len(self.running) >= self.limit:
-            raise self._wrong(f"launched {job.task.name!r} where {self.limit} run already")
+            raise self._wrong(f"launched {job.task.name!r} although {self.limit} run already")
         if not (self._queue.unrestricted or self.admission.allowed(job)):
             return False
         placement, why = _placed(decision)
@@ -530,9 +530,9 @@ class Core:
         return True
 
     def _followers(self) -> list[tuple[Job, Job]]:
-        """Return jobs that wait only for the data of jobs of one train, each with the running job of that train.
+        """Return jobs that wait only for data of a single launch queue, each with the running job of that queue.
 
-        Only a train of unmodified launches counts: its running job cannot be preempted, and the device keeps its order.
+        Only a queue of unmodified launches counts: its running job cannot be preempted, and the device keeps its order.
         """
         found = []
         for head in self.running:
@@ -549,18 +549,18 @@ class Core:
         return job.state is RUNNING and _plain(job) and not job.task.whole and self.executor.completes_on_device(job)
 
     def _launch_follower(self, decision: Launch, now: float) -> bool | None:
-        """Put a job into the train of the jobs whose data it uses."""
+        """Add a job to the launch queue of the jobs whose data it uses."""
         job = decision.job
         if not decision.placement.plain:
-            raise self._wrong(f"launched {job.task.name!r}, which waits for data, not plain")
-        job.arrival = max(job.arrival, now)  # first, because memory is kept free for older jobs
+            raise self._wrong(f"launched {job.task.name!r}, which waits for data, without plain")
+        job.arrival = max(job.arrival, now)  # set before `allowed`, which keeps memory free for older jobs
         if not (self._queue.unrestricted or self.admission.allowed(job)):
             self.admission.pass_over(job)
             return False
         return self._launch_behind(decision, now)
 
     def _launch_on_device(self, job: Job, now: float, launch: Callable[[], bool | None]) -> bool | None:
-        """Launch a waiting job: take it out of its queue and give it its memory.
+        """Launch a waiting job: remove it from the queue and allocate its memory.
 
         Return False if the task failed, and None if ``launch()`` returned False: the job still waits.
         """
@@ -568,7 +568,7 @@ class Core:
         try:
             if launch() is False:
                 return None
-        except Exception as error:  # it is the task's failure, not the scheduler's
+        except Exception as error:  # the task has failed, not the scheduler
             failure = error
         finally:
             self._launching = None
@@ -587,7 +587,7 @@ class Core:
         return True
 
     def _launch_behind(self, decision: Launch, now: float) -> bool | None:
-        """Put a job into a train, by default the shortest; return None if the executor cannot queue it."""
+        """Add a job to a launch queue, by default the shortest; return None if the executor cannot queue the job."""
         job, name = decision.job, decision.job.task.name
         if decision.behind is not None:
             heads = [decision.behind]
@@ -597,7 +597,7 @@ class Core:
             heads = [head for head in self.running if _plain(head)]
             queued = sum(map(len, self._trains.values()))
             if not heads or not decision.placement.plain or queued >= self.policy.ahead:
-                raise self._wrong(f"launched {name!r} where {len(self.running)} run already")
+                raise self._wrong(f"launched {name!r} although {len(self.running)} run already")
         if not (self._queue.unrestricted or self.admission.allowed(job)):
             return False
         placement, why = _placed(decision)
@@ -629,7 +629,7 @@ class Core:
             self._hold(Hold(newcomer, {**decision.why, "rule": "over quota"}, again), now)
             return False
         for following in [*self._trains.get(job, ())][::-1]:
-            if following.state is RUNNING:  # it must not begin in its place
+            if following.state is RUNNING:  # the queued job must not begin in the place of `job`
                 self._leave(following, now, "drain", {**decision.why, "ahead": True})
         self._leave(job, now, decision.mode, {**decision.why, "for": None if newcomer is None else newcomer.number})
         return True
@@ -637,7 +637,7 @@ class Core:
     def _leave(self, job: Job, now: float, mode: str, why: dict[str, Any]) -> None:
         train = self._trains.get(job, ()) if job.train is None else job.train
         for following in [*train][::-1]:
-            if following.state is RUNNING and self._order.follows(following, job):  # it uses data of this job
+            if following.state is RUNNING and self._order.follows(following, job):  # the queued job uses data of `job`
                 self._leave(following, now, "drain", {**why, "ahead": True})
         job.state = STOPPING
         if job.train is None:
@@ -675,12 +675,12 @@ class Core:
 
     # -- the log -------------------------------------------------------------------------------------------
     def _write(self, kind: str, job: Job, time: float, why: dict[str, Any]) -> None:
-        """Record an event for the log, which gets it when a step has ended: commands to the device come first."""
+        """Record an event. The log gets it at the end of the step, because commands to the device come first."""
         if kind in self.log.kinds:
             self._unwritten.append(Event(time, kind, job.number, job.task.name, job.task.tenant, why))
 
     def write_out(self) -> None:
-        """Write the recorded events to the log. Each step does; call it after a step that raised."""
+        """Write the recorded events to the log. Each step calls this; call it after a step that raised an error."""
         if self._unwritten:
             unwritten, self._unwritten = self._unwritten, []
             for event in unwritten:
@@ -696,7 +696,7 @@ def _failure_of(change: Callable[..., None], *arguments: Any) -> dict[str, str]:
         change(*arguments)
     except errors.TaskLostError:
         raise
-    except Exception as error:  # the job continues, and so do the others
+    except Exception as error:  # the job and all others continue
         return {"error": repr(error)}
     return {}
 
@@ -706,7 +706,7 @@ def _plain(job: Job) -> bool:
 
 
 def _placed(decision: Launch) -> tuple[Placement, dict[str, Any]]:
-    """Return the placement and the log entry of a launch. A task that cannot be cut into blocks runs whole."""
+    """Return the placement and the log entry of a launch. A task that cannot be cut into blocks runs unmodified."""
     placement, why, task = decision.placement, decision.why, decision.job.task
     if task.whole:
         placement = replace(placement, plain=True, workers=None)

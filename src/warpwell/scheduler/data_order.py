@@ -20,7 +20,7 @@ class Ordered(Protocol):
 
     @property
     def request(self) -> Any:
-        """Object that is the same for jobs which run in order anyway."""
+        """An object that jobs share if they run in order for another reason."""
 
 
 J = TypeVar("J", bound=Ordered)
@@ -39,7 +39,7 @@ class Access(NamedTuple):
     writes : bool
         Whether the task may write it.
     space : hashable
-        What the addresses refer to: 0 for the process's memory and the memory of its GPUs, which share addresses.
+        Address space: 0 for the process's memory and the memory of its GPUs, which share addresses.
     """
 
     start: int
@@ -50,7 +50,7 @@ class Access(NamedTuple):
 
 @dataclass(eq=False)
 class _Segment(Generic[J]):
-    """A range of memory, the last unfinished job that may write it, and the jobs that read it after that one."""
+    """A range of memory, the last unfinished job that may write it, and the jobs that read it after that job."""
 
     start: int
     end: int
@@ -59,10 +59,10 @@ class _Segment(Generic[J]):
 
 
 class DataOrder(Generic[J]):
-    """Keeps, for each range of memory, the unfinished tasks that the next one to use it must follow.
+    """Records, for each range of memory, the unfinished tasks that the next task to use the range must follow.
 
-    A task follows only tasks that were added before it, so waiting tasks never form a cycle. A task that is cancelled
-    before those that it follows have ended still separates them from the tasks that follow it.
+    A task follows only tasks that were added before it, so waiting tasks never form a cycle. If a task is cancelled
+    before the tasks that it follows have ended, later tasks still wait for those tasks.
     """
 
     def __init__(self) -> None:
@@ -73,12 +73,12 @@ class DataOrder(Generic[J]):
         self._ended: set[Any] = set()
 
     def add(self, job: J, accesses: Sequence[Access], after: Iterable[Hashable] = ()) -> tuple[int, ...]:
-        """Add a job with the memory that it uses, and events that it waits for too; none of these is a job.
+        """Add a job with the memory that it uses, and the events (not jobs) that it also waits for.
 
         Returns
         -------
         tuple of int
-            Numbers of the jobs of other requests that it follows.
+            Numbers of the jobs of other requests that the job follows.
         """
         found: set[J] = set()
         for access in accesses:
@@ -95,28 +95,28 @@ class DataOrder(Generic[J]):
         return tuple(earlier.number for earlier in before if earlier.request is not job.request)
 
     def is_waiting(self, job: J) -> bool:
-        """Return whether a job still waits for another job or an event."""
+        """Return True if a job still waits for another job or an event."""
         return job in self._awaited
 
     def follows(self, job: J, other: J) -> bool:
-        """Return whether a job still waits for the data of another one."""
+        """Return True if a job still waits for the data of the job `other`."""
         return other in self._awaited.get(job, ())
 
     def followers(self, jobs: Sequence[Hashable], limit: int = 16) -> Iterator[J]:
-        """Yield jobs that wait for nothing but these jobs. Only the first `limit` followers of each one are checked."""
+        """Yield jobs that wait only for these jobs. Only the first `limit` followers of each job are checked."""
         for earlier in jobs:
             for job in islice(self._followers.get(earlier, []), limit):
                 if self._awaited.get(job, _EMPTY).issubset(jobs):
                     yield job
 
     def release(self, event: Hashable) -> list[J]:
-        """Record that an event has happened, or a job has ended; return the jobs that wait for nothing any more."""
+        """Record that an event has happened, or a job has ended; return the jobs that do not wait any more."""
         released: list[J] = []
         events = deque([event])
         while events:
             event = events.popleft()
             awaited = self._awaited.get(event)  # type: ignore[call-overload]
-            if awaited is not None:  # a job that was cancelled: only data matter to those that follow it
+            if awaited is not None:  # for followers of a cancelled job, only the data matter
                 for dropped in awaited.difference(self._accesses):
                     self._followers[dropped].remove(event)  # type: ignore[arg-type]
                     if not self._followers[dropped]:

@@ -32,8 +32,8 @@ _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PATIENCE = 10.0
-"""Time that a cancelling close waits for running blocks, and any close for a policy that could launch a task and does
-not. After that, the close abandons the tasks. Chosen, not fitted."""
+"""Time that a cancelling close waits for running blocks, and that any close waits for a policy that could launch a task
+but does not. After that, the close abandons the tasks. Chosen, not fitted."""
 
 MAX_CALLS = 1024
 """Maximum number of calls of other threads between two steps of the core."""
@@ -115,7 +115,7 @@ class Dispatcher:
     Parameters
     ----------
     make : callable
-        Returns the core. Called in the thread, because a GPU context belongs to a thread.
+        Returns the core. The new thread calls it, because a GPU context belongs to a thread.
     watchdog : Watchdog
 
     Raises
@@ -155,7 +155,7 @@ class Dispatcher:
         Raises
         ------
         ClosedError, SchedulerError, ForkError
-            The thread has exited, or this process does not have it.
+            The thread has exited, or this process is a fork without the thread.
         """
         self.require_process()
         if threading.current_thread() is self._thread:
@@ -254,8 +254,8 @@ class Dispatcher:
         """Raise ForkError in a process that was forked from the process of the dispatcher."""
         if self._process != os.getpid():
             raise errors.ForkError(
-                f"this scheduler belongs to process {self._process} and this is {os.getpid()}, forked from it: make "
-                "another one here"
+                f"this scheduler belongs to process {self._process} and this is its fork {os.getpid()}: "
+                "create a scheduler here"
             )
 
     @property
@@ -269,7 +269,7 @@ class Dispatcher:
         try:
             self.core = make()
             self.core.ended = []
-        except BaseException as error:  # raised in the thread that makes the dispatcher
+        except BaseException as error:  # `__init__` raises it
             self._closed = True
             ready.put((None, error))
             return
@@ -402,7 +402,7 @@ class Dispatcher:
         if handle.done():
             return handle.cancelled()
         job = handle.job
-        if job is None:  # its submission is in the queue
+        if job is None:  # the submission is still in the queue
             self._calls.put((lambda: self._cancel(handle), None))
             return True
         if job.state is State.RUNNING and not self.core.may_leave(job):
@@ -438,7 +438,7 @@ class Dispatcher:
         if self._idle_since is not None and (due is None or now >= self._idle_since + PATIENCE):
             for job in core.waiting:
                 error = errors.SchedulerError(
-                    f"task {job.task.name!r} waited, and policy {core.policy.name!r} ran nothing any more when the "
+                    f"task {job.task.name!r} waited, and policy {core.policy.name!r} launched nothing more when the "
                     "scheduler was closed: choose another policy, or check its tenant's quota",
                     task=job.task.name,
                 )
@@ -474,9 +474,9 @@ class Dispatcher:
         self._settle()
         for handle in self._pending():
             if handle.done():
-                continue  # the callback of an earlier handle has cancelled it
+                continue  # the callback of an earlier handle has cancelled this task
             lost = errors.TaskLostError(
-                f"task {handle.task.name!r} was lost: its scheduler ended ({failure}); submit it again to a new one",
+                f"task {handle.task.name!r} was lost: its scheduler failed ({failure}); submit it to a new scheduler",
                 task=handle.task.name,
             )
             lost.__cause__ = failure
@@ -486,12 +486,12 @@ class Dispatcher:
             if reply is not None:
                 reply.put((None, self._closed_error()))
             elif isinstance(function, functools.partial):
-                function()  # a submission without a waiting thread: fails its handles
+                function()  # no thread waits for this submission: fail its handles
 
     def _closed_error(self) -> errors.WarpwellError:
         if self._failure is None:
-            return errors.ClosedError("the scheduler is closed: make another one")
-        error = errors.SchedulerError(f"the scheduler has ended ({self._failure}): make another one")
+            return errors.ClosedError("the scheduler is closed: create a new one")
+        error = errors.SchedulerError(f"the scheduler has failed ({self._failure}): create a new one")
         error.__cause__ = self._failure
         return error
 
@@ -521,7 +521,7 @@ def _at_exit() -> None:
         # after an exception of the program, the lost tasks are expected
         if lost and not hasattr(sys, "last_type"):
             _logger.error(
-                "warpwell: %d tasks of a scheduler were cancelled, as the program ended before them: call its "
+                "warpwell: %d tasks of a scheduler were cancelled, because the program ended first: call its "
                 "close(), or use it in a with statement",
                 lost,
             )

@@ -61,7 +61,7 @@ class Event:
         return {name: getattr(self, name) for name in _FIELDS}
 
     def line(self) -> str:
-        """Return its line in a file."""
+        """Return the event as a line of a file."""
         return json.dumps(self.plain(), sort_keys=True) + "\n"
 
 
@@ -109,10 +109,10 @@ class Log:
         must not call the scheduler.
         """
         self._events.append(event)
-        if len(self._events) >= self._full:  # rarely: the remaining events move to the front
+        if len(self._events) >= self._full:  # rare, because it moves the remaining events to the front
             assert self.max_events is not None
             count = len(self._events) - self.max_events
-            del self._events[:count]  # one step: other threads read
+            del self._events[:count]  # in one step, because other threads read the list
             self.dropped += count
 
     def __iter__(self) -> Iterator[Event]:
@@ -158,8 +158,8 @@ class Log:
                     log.add(event)
             except (ValueError, TypeError, RecursionError):
                 raise errors.FormatError(
-                    f"{path}: line {number} is not an event of a log: each is a JSON object with time, kind, task and "
-                    "name, as --log writes it",
+                    f"{path}: line {number} is not an event of a log: expected a JSON object with time, kind, task and "
+                    "name, as --log writes",
                     path=path,
                 ) from None
         return log
@@ -178,7 +178,7 @@ class Log:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except FileNotFoundError:
-            message = f"{path} does not exist: make a log with --log of another command"
+            message = f"{path} does not exist: write a log with the option --log of another command"
             raise errors.MissingFileError(message, path=path) from None
         except UnicodeDecodeError:
             raise errors.FormatError(f"{path} is not a log: it is not text", path=path) from None

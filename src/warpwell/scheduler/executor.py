@@ -158,7 +158,7 @@ class Executor(ABC):
         """Return whether an argument is already in device memory, so that a task needs no further memory for it."""
         return False
 
-    def prepare(self, job: Job) -> None:  # noqa: B027 - most have nothing to do
+    def prepare(self, job: Job) -> None:  # noqa: B027 - most executors have nothing to prepare
         """Record that a job waits: the executor may prepare its launch while it has nothing else to do."""
 
     def discard(self, job: Job) -> None:  # noqa: B027 - a simulation holds nothing
@@ -173,7 +173,7 @@ class Executor(ABC):
             The workers cannot be stopped without losing the device (a GPU). No task on the device will end.
         """
         raise errors.TaskLostError(
-            f"task {job.task.name!r} is stuck, and this device cannot stop it: restart the process that owns it",
+            f"task {job.task.name!r} is stuck, and this device cannot stop it: restart the process of the device",
             task=job.task.name,
         ) from error
 

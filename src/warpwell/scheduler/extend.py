@@ -54,7 +54,7 @@ _FROM = {
     "policy": "Decision Hold Launch Preempt Rates Resize View",
     "task": "Job Kind Placement Request State Task",
 }
-"""Names of modules that are imported when a name is first used: to read a log takes no policy."""
+"""Names of modules that are imported when a name is first used, because reading a log needs no policy."""
 
 if not TYPE_CHECKING:
     _HOMES = {name: f".{module}:" for module, names in _FROM.items() for name in names.split()}

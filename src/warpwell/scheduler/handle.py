@@ -26,7 +26,7 @@ class Runner(Protocol):
     """The interface of the scheduler behind a handle: a scheduler of this process, of a pool, or of a service."""
 
     def cancel(self, handle: Any) -> bool:
-        """Request the end of a task that has not ended; return False if it cannot be stopped."""
+        """Request the end of a task that has not ended; return False if the task cannot be stopped."""
 
     def state_of(self, handle: Any) -> State:
         """Return the state of a task that has not ended."""
@@ -53,7 +53,7 @@ class TaskFuture(Future):
 
     def done(self) -> bool:
         """Return whether the task has ended."""
-        return self._state == "FINISHED"  # also in a forked process
+        return self._state == "FINISHED"  # works in a forked process, too
 
     def cancelled(self) -> bool:
         """Return whether the task was cancelled."""
@@ -95,7 +95,7 @@ class TaskFuture(Future):
         """Wait until the task has ended, at most `timeout` seconds; return the error that `result` raises, or None."""
         error = super().exception(_seconds(timeout))
         if self._cancelled and error is not None:
-            raise CancelledError(*error.args) from error.__cause__  # `error` itself would keep each caller's frames
+            raise CancelledError(*error.args) from error.__cause__  # `error` itself would keep callers' frames alive
         return error
 
     def running(self) -> bool:
@@ -122,8 +122,8 @@ class TaskFuture(Future):
         """Raise in a forked child of the process that submitted the task, unless the task has ended."""
         if self._process != os.getpid() and not self.done():
             raise errors.ForkError(
-                f"task {self.name!r} belongs to process {self._process} and this is {os.getpid()}, forked from it: "
-                "wait for it there, or make a scheduler here"
+                f"task {self.name!r} belongs to process {self._process} and this is its fork {os.getpid()}: "
+                "wait for the task there, or create a scheduler here"
             )
 
     def settle(self, error: BaseException | None, cancelled: bool = False) -> None:
@@ -138,7 +138,7 @@ class TaskFuture(Future):
             self.set_result(None)
 
     def _cancellation(self) -> CancelledError:
-        """Return the error of this task, which was cancelled, perhaps because a future in `after` did not succeed."""
+        """Return the error of this cancelled task; its cause may be a future in `after` that did not succeed."""
         text = f"task {self.name!r} was cancelled"
         for earlier in self.after:
             cause = failure_of(earlier) if earlier.done() else None
@@ -193,7 +193,7 @@ class RequestHandle(TaskFuture):
     def __init__(self, name: str, handles: Sequence[TaskFuture]) -> None:
         super().__init__(_Tasks(), name)
         self.after = self.handles = tuple(handles)
-        self._ends = itertools.count(1)  # one step of the interpreter: tasks may end in several threads
+        self._ends = itertools.count(1)  # one step of the interpreter, because tasks may end in several threads
         for handle in self.handles:
             handle.add_done_callback(self._ended)
 
@@ -207,7 +207,7 @@ class _Tasks:
     """The runner of a request. Its tasks have runners of their own."""
 
     def cancel(self, request: RequestHandle) -> bool:
-        """Cancel the first task that can be cancelled; the later ones are cancelled with it."""
+        """Cancel the first task that can be cancelled, and with it all later tasks."""
         return any(handle.cancel() for handle in request.handles if not handle.done())
 
     def state_of(self, request: RequestHandle) -> State:
@@ -216,20 +216,20 @@ class _Tasks:
 
 
 def failure_of(future: StandardFuture[Any]) -> BaseException | None:
-    """Return the error of a future that is done, also if it was cancelled; None if it succeeded."""
+    """Return the error of a future that is done (CancelledError if it was cancelled); None if it succeeded."""
     try:
         return future.exception()
     except CancelledError as error:
-        return error.with_traceback(None)  # whose frames have the future, with its task and arrays
+        return error.with_traceback(None)  # its frames keep the future alive, with its task and arrays
 
 
 def _call(function: Callable[[Any], object], future: Any) -> None:
-    """Call a callback. A thread of the scheduler survives everything that it raises."""
+    """Call a callback. A thread of the scheduler survives every exception of the callback."""
     try:
         function(future)
     except BaseException as error:
         if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
-            raise  # Ctrl-C
+            raise  # including Ctrl-C
         _logger.exception("exception calling callback for %r", future)
 
 

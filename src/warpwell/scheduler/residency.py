@@ -57,7 +57,7 @@ def shape_of(profile: Profile, blocks: int, capacity: Capacity) -> Shape:
     found = _SHAPES.get(key)
     if found is None:
         if len(_SHAPES) >= REMEMBERED:
-            _SHAPES.clear()  # each can be computed again
+            _SHAPES.clear()  # all entries can be computed again
         found = _SHAPES[key] = Shape(profile, blocks, capacity), profile, capacity
     return found[0]
 

@@ -33,7 +33,7 @@ from .tensors import shared
 T = TypeVar("T")
 
 _DEFAULTS = ("default", 0, None, None, None, None, None, "data")
-_PREPARED = "a prepared launch has its own arguments and options: give them to prepare"
+_PREPARED = "a prepared launch has its own arguments and options: pass them to prepare"
 
 
 class Scheduler:
@@ -137,7 +137,7 @@ class Scheduler:
         self._learner = learner = self._analyzer if isinstance(self._analyzer, Learner) else None
         made = executor if executor is not None else executor_of(self.device)
 
-        def make() -> Core:  # without a reference to this scheduler, whose collection ends the thread
+        def make() -> Core:  # no reference to this scheduler, because its garbage collection ends the thread
             running = made if isinstance(made, Executor) else made()
             try:
                 return Core(
@@ -280,7 +280,7 @@ class Scheduler:
         """
         tasks = self._batches(checked_launches(launches), name, options)
         if not tasks:
-            raise errors.ArgumentError("a request without launches: give at least one", name="launches")
+            raise errors.ArgumentError("launches is empty: pass at least one launch", name="launches")
         handles = self.submit_request(Request(name or tasks[0].name, tasks), after)
         return handles[0] if len(handles) == 1 else RequestHandle(name or tasks[0].name, handles)
 
@@ -296,7 +296,7 @@ class Scheduler:
             if len(order) == 1:
                 prepared = tasks[0].prepared
                 found.append(tasks[0] if prepared is None else prepared.new_task())
-                distinct.clear()  # no task is in a request twice
+                distinct.clear()  # a request must not contain a task twice
             elif order:
                 found.append(self._batch(tasks, order.copy(), name or tasks[0].name))
             batch.clear()
@@ -353,7 +353,7 @@ class Scheduler:
             if not isinstance(future, Future):
                 raise errors.ArgumentError(f"after= has {future!r:.80}: give handles", name="after")
             if isinstance(future, TaskFuture):
-                future.require_process()  # it would never end here
+                future.require_process()  # in a forked process, this future would never end
         return self._accept(request, futures)
 
     def _accept(self, request: Request, after: Sequence[Future[Any]]) -> list[Handle]:
@@ -395,7 +395,7 @@ class Scheduler:
             launch=launch,
             arguments=args,
             size=size or {},
-            memory=cast(int, 0 if memory is None else memory),  # `Task` reads text
+            memory=cast(int, 0 if memory is None else memory),  # `Task` parses text
             whole=str(runs_whole or ""),
             cut=blocks,
             accesses=self._accesses(launch, args, order),
@@ -480,7 +480,7 @@ def checked_launches(launches: Any) -> list[Sequence[Any]]:
 
 
 def _key_of(launch: Sequence[Any]) -> Any:
-    """Return a key by which equal launches of a request are known: the same kernel, shape and objects."""
+    """Return a key that is equal for equal launches of a request: the same kernel, shape and objects."""
     first = launch[0]
     if type(first) is not Launch:
         return id(launch)
@@ -498,7 +498,7 @@ def _arrays(args: Sequence[Any]) -> list[Any]:
             if not (hasattr(a, "nbytes") and hasattr(a, "dtype")):
                 continue
         except RuntimeError as error:  # a sparse tensor of PyTorch
-            message = f"an argument is a {kind.__name__} without memory of its own ({error}): convert it to a dense one"
+            message = f"an argument is a {kind.__name__} without memory of its own ({error}): make it dense"
             raise errors.ArgumentError(message, name="args") from error
         if not (isinstance(a, _NO_ARRAYS) or is_argument(a)):
             found[id(a)] = a

@@ -127,7 +127,7 @@ class Task:
         Why the kernel cannot be cut into blocks; empty if it can be cut. A kernel that cannot be cut runs unmodified
         (``placement.plain``) and cannot be preempted, and the log has this text (``why["whole"]`` of its "launch").
     number : int
-        Given by the scheduler, in order of submission.
+        Number that the scheduler assigns, in order of submission.
     known : KernelRecord or None
         What the scheduler's analyzer has learnt of this code and size (see `warpwell.scheduler.predict.learner`).
     cut : object

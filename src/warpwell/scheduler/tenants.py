@@ -17,7 +17,7 @@ from .task import INT64_MAX, Job, Task
 MAX_IDLE_TENANTS = 1024
 """Maximum number of accounts of idle tenants without settings. Chosen, not fitted."""
 
-_EXPECTED = "give a dictionary by name, of weights or of dictionaries as {'share': 0.5}, or a list of Tenant"
+_EXPECTED = "pass a dictionary of weights or of dictionaries as {'share': 0.5} by name, or a list of Tenant"
 
 
 @dataclass(frozen=True)
@@ -175,13 +175,12 @@ class Tenants(dict[str, Account]):
         total = sum(a.tenant.share or 0.0 for a in accounts)
         if total > 1 + 1e-9:
             raise errors.QuotaError(
-                f"quotas of SM-seconds are {total:.1%} together: make them at most 100 %", name="share"
+                f"quotas of SM-seconds sum to {total:.1%}: reduce them to at most 100 %", name="share"
             )
         held = sum(a.memory or 0 for a in accounts)
         if held > capacity.memory:
             raise errors.QuotaError(
-                f"quotas of memory are {held} bytes together and the device has {capacity.memory}: "
-                "make them at most 100 %",
+                f"quotas of memory sum to {held} bytes, but the device has {capacity.memory}: make them at most 100 %",
                 name="memory",
             )
         self.limited = any(a.tenant.share is not None for a in accounts)
@@ -263,7 +262,7 @@ class Tenants(dict[str, Account]):
         return self.limited and not self[name].within and self[rival].within
 
     def wake(self, now: float) -> float | None:
-        """Return the first time at which a waiting tenant is within its quota again; None if all of them are."""
+        """Return the first time at which a waiting tenant is within its quota again; None if all are within now."""
         times = [now + max(1e-9, -a.credit / a.rate * (1 + 1e-9)) for a in self.values() if a.waiting and not a.within]
         return min(times, default=None)
 

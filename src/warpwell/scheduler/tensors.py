@@ -44,12 +44,11 @@ def located(value: Any, label: str) -> tuple[Any, np.dtype[Any]]:
             dtype = np.dtype(f"{kind}{bits // 8}")
         except TypeError:
             raise errors.DTypeError(
-                f"{label} has {bits}-bit items that NumPy does not know: convert it first"
+                f"{label} has {bits}-bit items, a type that NumPy does not have: convert it first"
             ) from None
     if not tensor.contiguous or tensor.address % dtype.itemsize:
         raise errors.ArgumentError(
-            f"the items of {label} do not follow one another in C order, each at a multiple of its size: make it "
-            "contiguous",
+            f"the items of {label} must be contiguous in C order and aligned to their size: make the array contiguous",
             name="args",
         )
     return tensor, dtype
@@ -82,7 +81,7 @@ def _shared(value: Any, index: int, device: str) -> Any:
     tensor, dtype = located(value, f"argument {index}")
     if not tensor.on_host and device != "cuda":
         raise errors.ArgumentError(
-            f"argument {index} is in the memory of a GPU, and the kernel runs on the {device}: copy it to the host",
+            f"argument {index} is in the memory of a GPU, but the kernel runs on the {device}: copy it to the host",
             name="args",
         )
     array = at_address("cpu" if tensor.on_host else "cuda", tensor.address, tensor.shape, dtype, tensor.keep)

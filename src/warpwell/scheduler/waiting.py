@@ -72,7 +72,7 @@ class Waiting:
         return len(self._entries)
 
     def first(self) -> Job | None:
-        """Return the oldest job that may be launched. It sorts all jobs: a policy should read `heads`."""
+        """Return the oldest job that may be launched. Sorts all jobs, so a policy should read `heads` instead."""
         return next(iter(self), None)
 
     def all_of(self, record: Any) -> list[Job]:
@@ -107,7 +107,7 @@ class Waiting:
     def passed(self, job: Job) -> int:
         """Return the overtaken count: younger jobs of other buckets launched since the last launch of its own bucket.
 
-        Policies age jobs by this count. It needs no unit of time and grows only while other buckets are preferred.
+        Policies age jobs by this count, which needs no unit of time and grows only while other buckets are preferred.
         """
         return self._buckets[self._entries[job][3]].passed
 

@@ -1,7 +1,7 @@
 """`CpuExecutor`: threads of this machine that claim blocks, with true preemption and without a GPU. See `engine`.
 
-A thread that leaves posts this, and the scheduler's thread starts another one if the quota has room. A task that is
-given up (`abandon`, `close`) is ABANDONED: its arguments end when its last thread has left.
+A thread that leaves posts an event, and the scheduler's thread starts another thread if the quota has room. A task that
+the scheduler has given up (`abandon`, `close`) is ABANDONED: its arguments end when its last thread has left.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CpuRun(Run):
     since : float
         Time of the last launch of its blocks (`warpwell._os.clock`).
     fields : array of int64 or None
-        The control record; None until it is prepared.
+        The control record; None until the run is prepared.
     """
 
     since = 0.0
@@ -50,12 +50,12 @@ class CpuRun(Run):
 
     @property
     def has_workers(self) -> bool:
-        """Whether threads run it block by block."""
+        """Whether threads run the task block by block."""
         return not self.is_unmodified
 
     @property
     def claimed(self) -> int:
-        """Blocks that have begun."""
+        """Number of blocks that have begun."""
         return 0 if self.fields is None else min(int(self.fields[CURSOR]), self.blocks.blocks)
 
     def count_blocks(self) -> int:
@@ -66,7 +66,7 @@ class CpuRun(Run):
 
     @property
     def drain_seconds(self) -> float:
-        """The mean seconds of the blocks that ended since the launch; without any, the time since the launch."""
+        """The mean seconds of the blocks that ended since the launch; if none has ended, the time since the launch."""
         ran = clock.monotonic() - self.since
         ended = self.count_blocks() - self._done_at_launch
         return ran if ended == 0 else ran * max(self.inside, 1) / ended
@@ -100,7 +100,7 @@ class CpuRun(Run):
         self.phase, self.since, self._done_at_launch = Phase.RUNNING, clock.monotonic(), self.done
 
     def work(self, worker: int) -> None:
-        """Run blocks until the thread must leave; or the unmodified kernel, also in threads of the target."""
+        """Run blocks until the thread must leave, or run the unmodified kernel, which uses more threads."""
         if self.is_unmodified:
             self.job.task.launch(*self.job.task.arguments, device="cpu", flag=self.blocks.flag)
         else:
@@ -135,7 +135,7 @@ class CpuExecutor(Engine[CpuRun]):
         from ...targets.compiler import load_cpu
 
         load_cpu()
-        # Held unless `_watch` must return. Ctrl-C cannot leave it in another state, as it can an `Event`.
+        # Held unless `_watch` must return. Ctrl-C can leave an `Event` in a wrong state, but not this lock.
         self._bell = threading.Lock()
         self._bell.acquire()
 
@@ -233,7 +233,7 @@ class CpuExecutor(Engine[CpuRun]):
             run.top += 1
 
     def _exited(self, run: CpuRun, error: BaseException | None) -> None:
-        """Replace a thread that has left, or end a run that it was the last one of."""
+        """Replace a thread that has left, or end the run if no thread is left."""
         if error is not None:
             run.error = run.error or error
             self._leave(run, run.top)
@@ -284,7 +284,7 @@ class CpuExecutor(Engine[CpuRun]):
         self._bell.acquire(timeout=max(0.0, until - self._time()))
 
     def _notify(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it is released already
+        with contextlib.suppress(RuntimeError):  # already released
             self._bell.release()
 
 
@@ -295,7 +295,7 @@ def _needs_compiler(task: Task) -> bool:
 
 
 def _work(run: CpuRun, worker: int) -> BaseException | None:
-    """Run blocks in this thread until it must leave; or the unmodified kernel, also in threads of the target."""
+    """Run blocks in this thread until it must leave, or run the unmodified kernel, which uses more threads."""
     try:
         run.work(worker)
         if run.has_workers and worker >= run.floor and run.claimed < run.blocks.blocks:
@@ -304,6 +304,6 @@ def _work(run: CpuRun, worker: int) -> BaseException | None:
                 f"worker {worker} of task {name!r} left at block {run.claimed} of {run.blocks.blocks}: report this",
                 task=name,
             )
-    except BaseException as failure:  # it fails the task
+    except BaseException as failure:  # the error fails the task
         return failure
     return None

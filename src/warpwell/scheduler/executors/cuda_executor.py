@@ -2,14 +2,16 @@
 
 The scheduler's thread runs all steps except the slow ones.
 
-- A launch is pushed to a queue (`launch_queues.py`). Its native thread launches it and records its end. A queue may
+- A launch is pushed to a queue (`launch_queues.py`). The queues' native thread launches the kernel and records its end.
+  A queue may
   hold several tasks: the GPU begins the next one without the host.
 - Workers are launched as blocks of the hardware. Growing launches the missing workers in another queue, in which the
   GPU waits until all leaving workers have left.
 - A re-issue is a preemption and new workers in the same queue, which start when the old ones leave: they are younger
   than all launches in between.
 - `STOP` may reach workers before they have started. If this happened to all workers of a run again and again, the
-  run would never end. So its growth is postponed, and it is not re-issued, until it has claimed a block.
+  run would never end. So the executor postpones the run's growth, and does not re-issue the run, until it has claimed a
+  block.
 - Tasks that are queued after workers must start after the youngest of them. So before more workers are launched, these
   tasks are withdrawn, and launched again.
 """
@@ -37,7 +39,7 @@ INITIAL_LAUNCH_SECONDS = 300e-6
 """Assumed time of a launch until one has been measured."""
 
 CHUNK_BELOW_SECONDS = 20e-6
-"""Shorter blocks are claimed several at a time, so that a claim costs little (FLEP's L)."""
+"""Below this time, a worker claims several blocks at once, so that a claim costs little (FLEP's L)."""
 
 STOP_FLAG_SECONDS = 20e-6
 """Time from setting the stop flag until the last worker reads it between two blocks (H200, median)."""
@@ -49,8 +51,8 @@ LINGER_SECONDS = 1e-3
 """Time for which `wait` is still called after the last task has ended."""
 
 COALESCE_SECONDS = 200e-6
-"""Minimum time between two returns of `wait` while queues have ten times as much work. Ends of queued tasks are
-reported that much later, but the device does not idle."""
+"""Minimum time between two returns of `wait` while queues have ten times as much work. This delays reports of ends of
+queued tasks, but the device does not idle."""
 
 MIN_IDLE_RATIO = 2.0
 """The same minimum, as a multiple of the scheduler's time since the last return. If Python is slow, other threads need
@@ -74,7 +76,7 @@ class CudaExecutor(Engine[CudaRun]):
     ordinal : int
         Number of the GPU.
     gpu : Gpu, optional
-        The GPU to use; the executor closes it. By default a new one is opened.
+        The GPU to use; the executor closes it. By default, the executor opens a new `Gpu`.
 
     Raises
     ------
@@ -132,10 +134,10 @@ class CudaExecutor(Engine[CudaRun]):
         if run is None:
             run = self._ahead.take(job, placement)
             if run.blocks is None and not (self._at_hand(job, placement) and self._begin(run) is None):
-                return False  # its launch reports the failure
+                return False  # the launch will report the failure
         else:
             run.placement, run.leave = placement, False
-        if before.phase is Phase.STOPPING and not before.is_queued:  # it gets the room of each worker that leaves
+        if before.phase is Phase.STOPPING and not before.is_queued:  # the job gets the room of each worker that leaves
             self._runs[job] = run
             run.comes_after(before)
             self._start(run)
@@ -212,7 +214,7 @@ class CudaExecutor(Engine[CudaRun]):
             self._lose(fault)
 
     def _poll_queues(self) -> BaseException | None:
-        """Record what has ended in queues; return the error if the GPU is lost."""
+        """Record the kernels that have ended in queues; return the error if the GPU is lost."""
         if self._queues.news == self._seen_news:
             return None
         self._seen_news = self._queues.news
@@ -225,7 +227,7 @@ class CudaExecutor(Engine[CudaRun]):
                 if run.queue is queue and queue.polled > run.ticket:
                     run.queue = None
                 if status < 0:
-                    continue  # it was withdrawn, and may already be in another queue
+                    continue  # the run was withdrawn, and may already be in another queue
                 run.rows -= 1
                 if run.is_batch and not status:
                     run.done += 1
@@ -238,7 +240,7 @@ class CudaExecutor(Engine[CudaRun]):
                     run.error = failure
                     if run.is_batch:
                         self._withdraw_batch(run)
-                    if run.count:  # other streams may wait for its workers to start or to leave
+                    if run.count:  # other streams may wait for the run's workers to start or to leave
                         self._leave(run, run.top)
                         for word in (BEGUN, LEFT):
                             self._gpu.set_word(run.control + 8 * word, NEVER)
@@ -250,7 +252,7 @@ class CudaExecutor(Engine[CudaRun]):
         return None
 
     def _release_records(self, runs: list[CudaRun]) -> None:
-        """Give back the records that a stream has stopped waiting for, if their runs have ended."""
+        """Return records to the pool if a stream has stopped waiting for them and their runs have ended."""
         for run in runs:
             run.pending_waits -= 1
             if run.gave and not run.pending_waits:
@@ -259,7 +261,7 @@ class CudaExecutor(Engine[CudaRun]):
     def _left(self, run: CudaRun, time: float) -> None:
         """Continue or finish a run that has no launches left."""
         if run.after is not None and run.after.runs:
-            return  # it is reported after that run
+            return  # this run is reported after that run
         then = run.leaves_order()
         blocks = run.blocks
         run.launch_rows = []
@@ -277,7 +279,7 @@ class CudaExecutor(Engine[CudaRun]):
         self._report_ended(then, time)
 
     def _report_ended(self, runs: Sequence[CudaRun], time: float) -> None:
-        """Report the runs that have no launches left: they ended before a run that they came after."""
+        """Report the runs that have no launches left, and that ended before a run that must be reported first."""
         for run in runs:
             if run.runs and not run.rows:
                 self._left(run, time)
@@ -288,7 +290,7 @@ class CudaExecutor(Engine[CudaRun]):
         queues = self._queues
         left = min([queue.seconds for queue in self._busy], default=0.0)
         if left > 10 * COALESCE_SECONDS:
-            # The device is busy for long: to handle many ends together costs little more than one.
+            # The device is busy for long: handling many ends together costs little more than handling one end.
             now = self._time()
             idle = min(MIN_IDLE_RATIO * (now - self._returned), left / 10)
             soonest = max(self._returned + COALESCE_SECONDS, now + idle)
@@ -301,7 +303,7 @@ class CudaExecutor(Engine[CudaRun]):
         self._queues.wake()
 
     def close(self) -> None:
-        """See `Executor`. Workers leave at the end of their blocks. It waits for unmodified launches."""
+        """See `Executor`. Workers leave at the end of their blocks. Waits for unmodified launches."""
         if self._closed:
             return
         self._closed = True
@@ -335,7 +337,7 @@ class CudaExecutor(Engine[CudaRun]):
     def _enter(self) -> None:
         super()._enter()
         if self._lost is not None:
-            raise errors.TaskLostError("the GPU is lost: restart the process that owns it") from self._lost
+            raise errors.TaskLostError("the GPU is lost: restart the process that owns the GPU") from self._lost
         if self._thread != threading.get_ident():
             self._gpu.enter()
             self._thread = threading.get_ident()
@@ -373,7 +375,7 @@ class CudaExecutor(Engine[CudaRun]):
         elif run.behind and self._withdraw(run) and not run.rows:
             run.queue = None
             time = self._time()
-            if 0 < run.count < run.top - run.exited and self.claimed(run.job) > run.done:  # by an earlier launch
+            if 0 < run.count < run.top - run.exited and self.claimed(run.job) > run.done:  # from an earlier launch
                 run.phase = Phase.STOPPING
                 self._left(run, time)
             else:
@@ -391,7 +393,7 @@ class CudaExecutor(Engine[CudaRun]):
         if (younger or grows) and not self._may_launch_more(run):
             if grows:
                 return
-            younger = False  # its youngest workers have not started
+            younger = False  # the run's youngest workers have not started
         if younger or (grows and run.is_queued):
             self._reissue(run)
         else:
@@ -400,7 +402,7 @@ class CudaExecutor(Engine[CudaRun]):
     def _may_launch_more(self, run: CudaRun) -> bool:
         """Return True if a run may launch more workers; if not, postpone its growth unless all blocks are claimed.
 
-        It may if some of its workers at the previous check stay, or if it has claimed blocks since that check.
+        It may if workers of the previous check remain, or if the run has claimed blocks since that check.
         """
         if run.floor <= run.settled:
             return True
@@ -439,7 +441,7 @@ class CudaExecutor(Engine[CudaRun]):
         workers, pair = run.form == "workers", self._timer() if run.timed else None
         timer = pair
         row = self._workers_row(run) if workers else run.row
-        if row is None:  # its arguments do not fit into 64-bit fields, or it is not a kernel
+        if row is None:  # the arguments do not fit into 64-bit fields, or the task is not a kernel
             if pair is not None:
                 self._gpu.record(pair[0], queue.stream)
                 timer = (0, pair[1])
@@ -482,7 +484,7 @@ class CudaExecutor(Engine[CudaRun]):
             task.prepared.forms = PreparedForms(run.forms, run.blocks)
 
     def _fill_batch(self, run: CudaRun, queue: LaunchQueue) -> None:
-        """Push launches of a batch to a queue, as many as it takes."""
+        """Push launches of a batch to a queue until the queue is full."""
         task, forms = run.job.task, run.forms
         expected = (task.profile.seconds or 0.0) / task.blocks
         max_rows = SLOTS if forms.can_withdraw else 2
@@ -558,11 +560,11 @@ class CudaExecutor(Engine[CudaRun]):
         return queue
 
     def _launch_more(self, run: CudaRun, row: Any, queue: LaunchQueue, floor: int) -> None:
-        """Launch more workers when the workers below `floor` have left. Queued followers come after the new ones."""
+        """Launch more workers when the workers below `floor` have left. Queued followers come after the new workers."""
         own = queue is not run.queue
         again: list[CudaRun] = []
         watched: list[CudaRun] = []
-        for follower in reversed(self._behind(run)):  # the last one first, so that no follower overtakes another
+        for follower in reversed(self._behind(run)):  # the last follower first, so that no follower overtakes another
             if self._withdraw(follower) or follower.count:
                 again.append(follower)
             if follower.count and follower.rows:
@@ -573,7 +575,7 @@ class CudaExecutor(Engine[CudaRun]):
             if floor > run.exited:
                 self._gpu.wait_word(queue.stream, run.control + 8 * LEFT, floor - run.never)
             for follower in again:
-                if follower.rows and follower.count:  # they remain in their queue, and must not run with the new ones
+                if follower.rows and follower.count:  # they stay queued, and must not run with the new workers
                     self._gpu.wait_word(queue.stream, follower.control + 8 * STOP, follower.floor)
                     watched.append(follower)
         if row is None:
@@ -581,7 +583,7 @@ class CudaExecutor(Engine[CudaRun]):
             row = NOTHING
         self._push(run, queue, row, True)
         if watched and queue.room > len(again):
-            for follower in watched:  # they may end before the stream reads their records
+            for follower in watched:  # the runs may end before the stream reads their records
                 follower.pending_waits += 1
             queue.push(NOTHING, 0.0, watched)
         for follower in reversed(again):
@@ -621,7 +623,7 @@ class CudaExecutor(Engine[CudaRun]):
     def _release(self, run: CudaRun) -> None:
         if run.control:
             if run.pending_waits:
-                run.gave = run.control  # a stream may still read it
+                run.gave = run.control  # a stream may still read the record
             else:
                 self._records.put(run.control)
             run.control = 0
@@ -645,7 +647,7 @@ class CudaExecutor(Engine[CudaRun]):
         return self._ahead.step(self._runs) or self._records.step()
 
     def _lose(self, error: BaseException) -> None:
-        """Give up every run: after a fault this process cannot run kernels."""
+        """End every run with an error: after a fault, this process cannot run kernels."""
         self._lost = error
         self._events = lost_with(error, self._runs.values(), self._events, self._time())
         reported = {event.job for event in self._events}

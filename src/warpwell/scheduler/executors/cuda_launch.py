@@ -62,7 +62,7 @@ class Ahead:
         return False
 
     def keep(self, run: CudaRun) -> None:
-        """Keep a run that is prepared."""
+        """Store a prepared run."""
         if len(self._made) < MAX_PREPARED:
             self._made[run.job] = run
 
@@ -100,7 +100,7 @@ class Records:
         self._ready: deque[int] = deque(self._slab.address + 8 * CONTROL_WORDS * k for k in range(RECORDS))
         self._used: deque[int] = deque()
         self._reset: tuple[Any, list[int]] | None = None
-        # By the interval at which workers report progress.
+        # Keys: intervals at which workers report progress.
         self._spare: dict[int, int] = {}
         self._missing: set[int] = set()
 
@@ -129,7 +129,7 @@ class Records:
         return True
 
     def _report_progress(self, record: int, interval: int) -> None:
-        """Let workers report progress, from when they read the address."""
+        """Let workers report progress after they have read the address of the record."""
         number = self._number(record)
         self._progress_words[PINNED_BYTES // 8 * number] = 0
         self._gpu.set_word(record + 8 * MIRROR, self._mirror + PINNED_BYTES * number + interval)
@@ -167,8 +167,8 @@ class Records:
 class Order:
     """Delays a kernel until the workers of the previous launch have started.
 
-    Launches in two streams race for room on the device. A memory-intensive kernel that should be resident first, and
-    is not, gets almost no issue slots from a compute-intensive one (see docs/scheduler.md).
+    Launches in two streams race for room on the device. If a memory-intensive kernel should be resident first but is
+    not, a compute-intensive kernel leaves it almost no issue slots (see docs/scheduler.md).
 
     Parameters
     ----------

@@ -22,9 +22,9 @@ class CudaRun(Run):
 
     forms: Any = None
     control = 0
-    """Address of its control record, 0 before it has one."""
+    """Address of the run's control record; 0: none yet."""
     queue: Any = None
-    """The `launch_queues.LaunchQueue` of its last launch; None if that has ended."""
+    """The `launch_queues.LaunchQueue` of the last launch; None if the last launch has ended."""
     ticket = 0
     """Number of its last launch in that queue."""
     rows = 0
@@ -32,21 +32,21 @@ class CudaRun(Run):
     launch_rows = _EMPTY
     """Rows of these launches. Their memory must stay valid."""
     behind = False
-    """Whether it was queued after other launches in its queue, so that it may be withdrawn before it starts."""
+    """Whether the run was queued after other launches in its queue, so that it may be withdrawn before it starts."""
     pending_waits = 0
     """Number of streams that may still read its control record."""
     gave = 0
     """Control record of an ended run, which is returned when no stream reads it."""
     after: CudaRun | None = None
-    """The run whose end must be reported before this one's."""
+    """The run whose end must be reported before the end of this run."""
     then = _EMPTY
-    """Runs whose ends must be reported after this one's."""
+    """Runs whose ends must be reported after the end of this run."""
     next_launch = 0
     """Batches: position of the next launch to push to a queue."""
     pair: tuple[int, int] | None = None
-    """Events before and after it in its queue, if its time is measured."""
+    """Events before and after the run in its queue, if its time is measured."""
     several = False
-    """Whether workers were launched more than once since it started: then its time is unknown."""
+    """Whether workers were launched more than once since the start, so that the run's time is unknown."""
     count = 0
     """Number of workers of the last launch; 0 if it runs unmodified."""
     next_workers = 0
@@ -56,7 +56,7 @@ class CudaRun(Run):
     exited = 0
     """Number of workers that are known to have left."""
     claims = 0
-    """Number of claimed blocks when it was last checked whether it makes progress."""
+    """Number of claimed blocks at the last check of the run's progress."""
     settled = 0
     """Number of workers at that check or at its start. Until all of them must leave, more may be launched."""
     chunk = 1
@@ -68,7 +68,7 @@ class CudaRun(Run):
 
     @property
     def form(self) -> str:
-        """How it runs: "plain", "workers" or "batch"."""
+        """Form of the launch: "plain", "workers" or "batch"."""
         if self.is_batch:
             return "batch"
         if self.done and self.blocks.preemptible:
@@ -87,7 +87,7 @@ class CudaRun(Run):
 
     @property
     def short(self) -> bool:
-        """Whether it is expected to end before it could be preempted."""
+        """Whether the kernel is expected to end before it could be preempted."""
         seconds = self.job.task.profile.seconds
         # An unmodified kernel cannot be preempted if the submitter's time was wrong.
         return seconds is not None and seconds < UNMODIFIED_BELOW_SECONDS and not self.is_time_given
@@ -123,7 +123,7 @@ class CudaRun(Run):
         self.after, before.then = before, [*before.then, self]
 
     def leaves_order(self) -> list[CudaRun]:
-        """Return the runs that came after this one. From now on they come after its own predecessor."""
+        """Return the runs that came after this one. From now on, they come after the predecessor of this run."""
         then, self.then = [run for run in self.then if run.after is self], []
         for run in then:
             run.after = None

@@ -79,7 +79,7 @@ class Run:
     resources : mapping
         Resources of its form; "resident" is the maximum number of its workers.
     inside : int
-        Number of threads of this process that work for it, as far as their posts were read.
+        Number of threads of this process that work for the run, according to the posts that were read.
     """
 
     # Most fields of a short task are never set: their defaults are attributes of the class.
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def is_batch(self) -> bool:
-        """Whether its blocks are launches."""
+        """Whether the blocks of the task are launches."""
         return isinstance(self.job.task.launch, Batch)
 
     @property
@@ -111,12 +111,12 @@ class Run:
     @property
     @abstractmethod
     def has_workers(self) -> bool:
-        """Whether workers run it that `STOP` stops."""
+        """Whether the task runs in workers, which `STOP` stops."""
 
     @property
     @abstractmethod
     def drain_seconds(self) -> float:
-        """The expected time from a preemption until its blocks have ended, or 0 if unknown."""
+        """The expected time from a preemption until the running blocks have ended, or 0 if unknown."""
 
     def max_workers(self) -> int:
         """Return its quota of workers, at most as many as can be resident."""
@@ -175,7 +175,7 @@ class Engine(Executor, Generic[R]):
     capacity : Capacity
         Capacity of the device.
     device : str
-        "cuda" or "cpu": launches are cut for it.
+        "cuda" or "cpu": launches are cut for this device.
     launch_seconds : float
         Assumed time of a launch until one has been measured.
     """
@@ -243,7 +243,7 @@ class Engine(Executor, Generic[R]):
             self._stop(run)
 
     def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
-        """See `Executor`. It has no effect on an unmodified launch and on a task that is stopping."""
+        """See `Executor`. It does not affect unmodified launches and stopping tasks."""
         self._check_quota(workers)
         run = self._running(job)
         run.placement = replace(run.placement, workers=workers)
@@ -286,7 +286,7 @@ class Engine(Executor, Generic[R]):
     def _enter(self) -> None:
         """Raise if no task can be launched."""
         if self._closed:
-            raise errors.ClosedError("the executor is closed: make another one")
+            raise errors.ClosedError("the executor is closed: create a new one")
 
     @abstractmethod
     def _new_run(self, job: Job, placement: Placement) -> R:
@@ -330,14 +330,14 @@ class Engine(Executor, Generic[R]):
         """Make `_watch` return because of a post (any thread)."""
 
     def _prepare_ahead(self) -> bool:
-        """Do some work while the device is busy; return False if no work is left."""
+        """Prepare a waiting task while the device is busy; return False if no work is left."""
         return False
 
     def _enter_helper(self) -> None:
         """Prepare a helper thread for calls of the device."""
 
     def _release(self, run: R) -> None:
-        """Give back what the run of an ended task holds on the device."""
+        """Release the device resources of an ended task's run."""
 
     # -- phases --------------------------------------------------------------------------------------------------
 
@@ -384,7 +384,7 @@ class Engine(Executor, Generic[R]):
         return blocks
 
     def _prepared(self, run: R, error: BaseException | None) -> None:
-        """Start a run that a helper thread has prepared. That time does not count as time on the device."""
+        """Start a run that a helper thread has prepared. The preparation does not count as time on the device."""
         job, now = run.job, self._time()
         if job.state is RUNNING:
             job.prepared += now - job.since
@@ -483,4 +483,4 @@ class Engine(Executor, Generic[R]):
     @staticmethod
     def _check_quota(workers: int | None) -> None:
         if workers is not None and workers < 1:
-            raise errors.ArgumentError(f"a quota of {workers} workers: give at least one, or preempt", name="workers")
+            raise errors.ArgumentError(f"a quota of {workers} workers: pass at least 1, or preempt", name="workers")

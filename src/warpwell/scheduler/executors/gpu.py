@@ -26,7 +26,7 @@ _AT_LEAST = 0
 
 
 class Gpu(GpuDevice):
-    """One GPU, with a stream for control that no kernel and no large copy holds up.
+    """One GPU, with a stream for control that kernels and large copies do not delay.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class Gpu(GpuDevice):
     Attributes
     ----------
     bandwidth : float
-        Bytes a second of its memory, 0 if the driver does not report it.
+        Memory bandwidth in bytes a second; 0 if the driver does not report it.
     """
 
     device = "cuda"
@@ -148,14 +148,14 @@ class Gpu(GpuDevice):
         return any(key[0] == "cuda-forms" for key in list(launch.kernel.compiled))
 
     def launch_signature(self, args: Sequence[Any]) -> tuple[Any, ...] | None:
-        """Return types and values of numbers and device arrays, equal if the kernel gets the same; None for others."""
+        """Return types and values of numbers and device arrays, equal if the arguments are; None for other objects."""
         found: list[Any] = []
         for value in args:
             kind = type(value)
             if kind is int or kind is bool:
                 found += kind, value
             elif kind is float:
-                found.append(value.hex())  # zeros differ, too
+                found.append(value.hex())  # 0.0 and -0.0 must differ
             elif issubclass(kind, np.generic):
                 found += value.dtype, value.tobytes()
             elif (memory := getattr(value, "gpu_data", None)) is not None:  # an array of numba-cuda's
@@ -164,9 +164,9 @@ class Gpu(GpuDevice):
             else:
                 try:
                     interface = value.__cuda_array_interface__
-                except Exception:  # no array; or a tensor of PyTorch with gradients, which raises its own
+                except Exception:  # not an array, or a tensor of PyTorch with gradients, which raises RuntimeError
                     return None
-                if interface.get("stream") not in (None, 1):  # each launch waits for it, not for the default one alone
+                if interface.get("stream") not in (None, 1):  # each launch must wait for this stream, too
                     return None
                 found += kind, interface["data"], interface["shape"], interface.get("strides"), interface["typestr"]
         return tuple(found)

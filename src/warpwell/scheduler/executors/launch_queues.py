@@ -1,9 +1,9 @@
 """`LaunchQueues`: a native thread that launches kernels, in order in each stream, and records their ends.
 
-A queue is a stream and a ring of rows. The scheduler writes a row and publishes it. That does not call the driver or
-release the interpreter lock, so other Python threads cannot delay it. The native thread launches rows while less than
-`AHEAD_NS` of work are on the GPU, records one event for several rows, queries the oldest event, and wakes a waiting
-thread. Rows that are not launched yet may be withdrawn.
+A queue is a stream and a ring of rows. The scheduler writes a row and publishes it, without a driver call and without
+releasing the interpreter lock, so other Python threads cannot delay the scheduler. The native thread launches rows
+while less than `AHEAD_NS` of work are on the GPU, records one event for several rows, queries the oldest event, and
+wakes a waiting thread. Rows that are not launched yet may be withdrawn.
 
 Every wait is bounded: a lost wake-up costs `NAP_NS`. While kernels run, the thread polls for `SPIN_NS` without a pause,
 and then less and less often; without work it sleeps.
@@ -75,7 +75,7 @@ NOT_READY = 600
 # Offsets of the thread's state fields, in bytes
 STOP, LINE_COUNT, NEWS, WOKEN, LAUNCH, RECORD, QUERY, READ, WRITE, PPOLL = (8 * k for k in range(10))
 WORKER, WAITER = 128, 192
-"""Bells: the first one wakes the native thread, the second one a caller of `watch`."""
+"""Offsets of two futexes: the first wakes the native thread, the second a caller of `watch`."""
 TABLE = 256
 """Offset of the table of queue addresses."""
 
@@ -117,7 +117,7 @@ def wake_sleeper(state, bell):
     """Wake the thread that sleeps on a bell, or is about to.
 
     Both sides exchange `ASLEEP` and never store or load it. A load may be reordered before an earlier store, even
-    across an acquire-release fence, and each side would miss the other.
+    across an acquire-release fence, so each side would miss the change of the other.
     """
     if exchange(bell + ASLEEP, 0, SYSTEM) != 0:
         store_relaxed(bell + BUFFER, 1, SYSTEM)
@@ -197,7 +197,7 @@ def submit_pending(state, queue):
 
 @device
 def on_gpu(row):
-    """Return True if a row was launched: it was not withdrawn, and the driver accepted it."""
+    """Return True if a row was launched: not withdrawn, and accepted by the driver."""
     return load_relaxed(row + STATE, SYSTEM) == STARTED and load_relaxed(row + STATUS, SYSTEM) == 0
 
 
@@ -368,7 +368,7 @@ class LaunchQueue:
 
     @property
     def polled(self) -> int:
-        """Number of kernels that `poll_completions` has returned, which is the number of the next one."""
+        """Number of kernels that `poll_completions` has returned, which equals the number of the next kernel."""
         return self._polled
 
     @property
@@ -378,7 +378,7 @@ class LaunchQueue:
 
     @property
     def seconds(self) -> float:
-        """Expected seconds of all kernels that have not ended, estimated from the last one."""
+        """Expected seconds of all kernels that have not ended, estimated from the last kernel."""
         return self._expected * (self._pushed - int(self._fields[ENDED // 8]))
 
     def push(self, kernel: NDArray[np.int64], expected: float, owner: Any, timer: tuple[int, int] = (0, 0)) -> int:
@@ -387,14 +387,14 @@ class LaunchQueue:
         Parameters
         ----------
         kernel : array of int64
-            See `Prepared.row`. The memory of its arguments must stay valid until `poll_completions` has returned it.
-            `NOTHING` has no kernel: it ends with the earlier operations of the stream.
+            See `Prepared.row`. The memory of the arguments must stay valid until `poll_completions` has returned the
+            kernel. `NOTHING` has no kernel, and ends with the earlier operations of the stream.
         expected : float
             Expected seconds; 0 if unknown.
         owner : object
-            Object by which `poll_completions` identifies it.
+            Object by which `poll_completions` identifies the kernel.
         timer : (int, int)
-            Handles of events to record before and after it; 0 for none.
+            Handles of events to record before and after the kernel; 0 for none.
         """
         number, self._expected = self._pushed, expected
         row = self._rows[number & (SLOTS - 1)]
@@ -469,7 +469,7 @@ class LaunchQueues:
     new_stream : callable
         ``new_stream(priority)`` returns a stream.
     enter : callable
-        Called first in the thread.
+        The thread calls this first.
     """
 
     def __init__(
@@ -559,14 +559,14 @@ class LaunchQueues:
     def watch(self, last_news: int, until: float, spin: float, soonest: float = 0.0) -> None:
         """Return when `news` differs from `last_news`, after `wake`, or at time `until` of `warpwell._os.clock`.
 
-        It spins for `spin` seconds and then sleeps, without the interpreter lock. Before the time `soonest` only `wake`
-        ends it.
+        This spins for `spin` seconds and then sleeps, without the interpreter lock. Before the time `soonest`, only
+        `wake` makes it return.
         """
         until, soonest = (int(min(time, clock.monotonic() + 1e6) * 1e9) for time in (until, soonest))
         self._watch(self._address, last_news, until, int(spin * 1e9), soonest, 0)
 
     def stop(self) -> None:
-        """Stop the thread without waiting for it: the driver of a lost GPU may not return."""
+        """Stop the thread without waiting, because the driver of a lost GPU may not return."""
         if self._handles:
             self.publish(self._address + STOP, 1)
 
@@ -591,7 +591,8 @@ def address_of(function: Any) -> int:
 def _holding(function: Any, arguments: int) -> Any:
     """Return a callable for a native function with this number of arguments, which keeps the interpreter lock.
 
-    A thread that releases the lock may wait for a switch interval of each other thread (5 ms) to get it back.
+    A thread that releases the lock may wait for the switch interval (5 ms) of each other thread until it has the lock
+    again.
     """
     return ctypes.PYFUNCTYPE(*(ctypes.c_int64,) * (1 + arguments))(function.address)
 

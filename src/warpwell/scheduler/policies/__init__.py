@@ -6,7 +6,7 @@ order.py            launch in an order, never preempt: first-come, left-over
 source.py           the source's rule: best combination of classes, preemption by its cost formula
 priority.py         order of waiting jobs: priority with aging, within limits, then tenants by their use
 live.py             how fast two kernels ran together, from the blocks that they completed
-lanes.py            two lanes, one a class: the compute-intensive kernel is always the younger
+lanes.py            two lanes, one for each class: the compute-intensive kernel is always the younger
 ==================  =====================================================================================
 """
 

@@ -41,8 +41,8 @@ LEAD_SECONDS = 1.0
 tuned."""
 
 MAX_DISTINCT_KERNELS = 8
-"""Number of waiting kernels that the policy distinguishes by name to find the best pair. Of further kernels, only the
-class counts. In the simulator, 4 cost 30 % of turnaround (ANTT) on the trace of seven kernels."""
+"""Number of waiting kernels that the policy distinguishes by name to find the best pair. It distinguishes further
+kernels only by class. In the simulator, 4 cost 30 % of turnaround (ANTT) on the trace of seven kernels."""
 
 MIN_RECHECK_SECONDS = 1e-3
 """Minimum time before the policy checks again whether a kernel that was too short to preempt has ended, and minimum
@@ -167,7 +167,7 @@ class Lanes(Policy):
             return self._launch_idle(view, heads)
         first = self._first(view, heads)
         if _is_unprofiled(first):
-            return []  # It is launched when it can run solo.
+            return []  # This kernel is launched when it can run solo.
         if len(running) >= min(2, view.limit):
             return self._decide_full(view, heads, first)
         co_runner = running[0]
@@ -196,7 +196,7 @@ class Lanes(Policy):
             self._priorities_differed = view.now
 
     def _first(self, view: View, jobs: list[Job], co_runner: Job | None = None) -> Job:
-        """Return the job to launch next: among equals the best pair with `co_runner`, a preempted job, the oldest."""
+        """Return the job to launch next. Ties: the best pair with `co_runner`, a preempted job, then the oldest."""
         equals = self._priority_order.first(view, jobs)
         if len(equals) == 1:
             return equals[0]
@@ -266,7 +266,7 @@ class Lanes(Policy):
     def _follow_class(self, view: View, job: Job, co_runner: Job) -> list[Decision]:
         """Queue a job after a running one of its class, or let it wait for its lane if other jobs may arrive.
 
-        It is launched unmodified, unless the running one can be preempted because priorities differ.
+        The job is launched unmodified, unless the running job can be preempted because priorities differ.
         """
         if preemptible(co_runner) and not self._is_short(view, co_runner):
             shape = shape_of(co_runner.task.profile, co_runner.task.blocks, view.capacity)
@@ -410,7 +410,7 @@ class Lanes(Policy):
         return self._live.poor(job, co_runner, MIN_PAIR_RATE, view.now, PAIR_COOLDOWN_SECONDS)
 
     def _queue_in_order(self, view: View, first: Job) -> list[Decision]:
-        """Launch a job unmodified, and the short ones that wait behind it; a few of them queue on the device."""
+        """Launch a job unmodified, and the short jobs that wait behind it; a few of these queue on the device."""
         running = view.running
         queued = sum(map(len, view.trains.values()))
         lookahead, seconds = self._lookahead(view), sum([_remaining_seconds(job, view.now) for job in running])
@@ -428,7 +428,7 @@ class Lanes(Policy):
             if (full and not may_queue) or (decisions and not short):
                 break
             if not short and seconds >= lookahead and (full or room <= 0.0):
-                # It would only wait on the device, and block arriving jobs.
+                # The job would only wait on the device, and block arriving jobs.
                 return decisions or [Hold(job, {"rule": "soon"}, again=max(seconds - lookahead, RECHECK_SECONDS))]
             decisions.append(Launch(job, placement, ARRIVAL))
             # A batch is launched so that it can be preempted: no kernel queues after it on the device.
@@ -450,7 +450,7 @@ class Lanes(Policy):
 
     # -- preemption ----------------------------------------------------------------------------------------
     def _preempt_for_priority(self, view: View, job: Job) -> list[Decision]:
-        """Preempt a kernel of lower priority, of the same lane if possible, unless it ends sooner than it leaves."""
+        """Preempt a kernel of lower priority, if possible of the same lane, unless it would end before it leaves."""
         priority, kind = self._priority_order.base(view, job), job.task.profile.kind
         ranks = {
             j: self._priority_order.base(view, j) + j.preemptions // PREEMPTIONS_PER_PRIORITY
@@ -475,7 +475,7 @@ class Lanes(Policy):
         ]
 
     def _replace(self, view: View, victim: Job, job: Job, why: dict[str, Any]) -> list[Decision]:
-        """Preempt a kernel and queue the arriving one after it, so that it starts without the host."""
+        """Preempt a kernel and queue the arriving kernel after it, which then starts without the host."""
         leaves = Preempt(victim, gentlest_mode(view), job, why)
         if not self._lookahead_seconds:
             return [leaves]
@@ -495,7 +495,7 @@ class Lanes(Policy):
 
 
 def _may_bar_preemption(view: View, job: Job) -> bool:
-    """Return True if a job may be launched so that it cannot leave: it cannot be cut, or it is short.
+    """Return True if a job may be launched without preemption: the job cannot be cut, or is short.
 
     If tenants do not trust each other, times that the submitter gave do not count.
     """
@@ -522,7 +522,7 @@ def _class_seconds(view: View) -> tuple[float, float]:
 
 
 def _remaining_seconds(job: Job, now: float) -> float:
-    """Return the remaining seconds of a running job. Blocks of an unmodified launch are not counted, its time is."""
+    """Return the remaining seconds of a running job. For an unmodified launch, time counts instead of blocks."""
     if job.placement is None or not job.placement.plain:
         return rest_of(job, now) or 0.0
     return max(0.0, (job.task.profile.seconds or 0.0) - (now - job.since))

@@ -1,4 +1,4 @@
-"""Live: measures how fast two kernels run together, by the blocks that each of them completes."""
+"""Live: measures how fast two kernels run together, by the blocks that each kernel completes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Live:
             self._key, self._done_before = None, {}
 
     def ended(self, job: Job, now: float) -> None:
-        """Measure a kernel that has ended. Its co-runner is measured when its blocks are counted next."""
+        """Measure a kernel that has ended. The co-runner is measured at the next count of its blocks."""
         if job in self._done_before:
             self._measure(job, now)
             del self._done_before[job]

@@ -40,7 +40,7 @@ class Source(Policy):
         self.model = model
 
     def decide(self, view: View) -> list[Decision]:
-        """Launch below the limit, weigh a preemption at it."""
+        """Launch jobs below the limit; at the limit, decide about a preemption."""
         if len(view.running) < view.limit:
             return self._fill(view)
         return [] if stopping(view) else self._replace(view)
@@ -101,7 +101,8 @@ class Source(Policy):
 def _rates(view: View, jobs: Sequence[Job], placements: Sequence[Placement]) -> list[float]:
     """Return how fast jobs run together: as measured, or as the scheduler estimates.
 
-    Pairs were measured with the memory-intensive kernel older. In the other order it may starve.
+    Pairs were measured with the memory-intensive kernel older. In the other order, the memory-intensive kernel may
+    starve.
     """
     if [job.task.profile.kind for job in jobs] == [MEMORY, COMPUTE]:
         memory, compute = jobs

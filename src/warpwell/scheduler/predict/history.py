@@ -18,7 +18,7 @@ from .record import MEASURED, KernelRecord, is_persistent
 
 FORMAT = "warpwell-history/2"
 AVERAGE_WEIGHT = 0.25
-"""Weight of a new measurement in the average; it reduces the weight of older ones by a quarter. Chosen, not fitted."""
+"""Weight of a new measurement in the average; older measurements lose a quarter of their weight. Chosen, not fitted."""
 
 SHORTER_TIME_WEIGHT = 0.75
 """Weight of a time that is shorter than the average: disturbances, as in a first run, only lengthen times. Chosen, not
@@ -47,8 +47,8 @@ class History:
     """Measurements of one device.
 
     Times of one kernel and size enter an exponentially weighted moving average, so that it follows changes of the clock
-    and of the driver. `identity` names a kernel by its code. Several processes may save to one file: it is complete at
-    any time, and saving keeps the measurements that other processes have saved.
+    and of the driver. `identity` names a kernel by its code. Several processes may save to one file: the file is
+    complete at any time, and saving keeps the measurements that other processes have saved.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ class History:
     def load(cls, device: str = "unknown", path: str | os.PathLike[str] | None = None) -> History:
         """Return the history of a device. It is empty if its file does not exist, is damaged or cannot be read."""
         history = cls(device, path)
-        with contextlib.suppress(Exception):  # measurements can be repeated
+        with contextlib.suppress(Exception):  # a lost history only costs new measurements
             if history.path.stat().st_size <= MAX_FILE_BYTES:
                 content = json.loads(history.path.read_text(encoding="utf-8"))
                 if (content["format"], content["device"]) == (FORMAT, device):

@@ -45,8 +45,8 @@ class Learner:
     Parameters
     ----------
     saves : bool
-        True if it loads earlier measurements of this device by any process, and `save` writes its own
-        (`warpwell.scheduler.predict.history`). It ignores a file that is damaged or cannot be read.
+        True if the learner loads earlier measurements of this device by any process, and `save` writes new measurements
+        (`warpwell.scheduler.predict.history`). The learner ignores a file that is damaged or cannot be read.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class Learner:
             with self._lock:
                 if self._machine is None:
                     if self._find_machine is None:
-                        raise errors.ArgumentError("this learner has no device: give it to a scheduler first")
+                        raise errors.ArgumentError("this learner has no device: pass it to a scheduler first")
                     found = self._find_machine()
                     if self._saves and found is not None:
                         self.history = History.load(found.name)
@@ -139,7 +139,7 @@ class Learner:
             return False
         with self._lock:
             is_first = record.seconds is None
-            # Assume that it moved each of its arrays once, and computed for the remaining time.
+            # Assume that the kernel moved each of its arrays once, and computed for the remaining time.
             moved = min(1.0, record.moving / seconds)
             solo = replace(record, seconds=seconds, times=1, bandwidth=moved, compute=1.0 - moved)
             average = self.history.record(solo)
@@ -148,7 +148,7 @@ class Learner:
             self.predictor.add(average)
             self._recorded += 1
             if is_first:
-                # Other sizes of this kernel without a measurement can be predicted from it.
+                # The measurement also predicts unmeasured sizes of this kernel.
                 for key in [k for k, k_ in self._records.items() if k[0] == record.kernel and k_.seconds is None]:
                     del self._records[key]
             old, new = record.profile, self._profile(task.launch, record)

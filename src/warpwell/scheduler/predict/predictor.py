@@ -1,7 +1,7 @@
 """Predictor: predicts instructions, time and class of a launch from measured launches of the same kernel.
 
 It uses a local regression of logarithms over sizes: the ratio of a kernel's time to the time in which its arrays are
-moved once changes slowly with size. It does not predict a kernel that was never measured: that runs solo once.
+moved once changes slowly with size. It does not predict kernels without measurements, which run solo once.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _base(record: KernelRecord, field: str) -> float:
 
 def _target(record: KernelRecord, field: str) -> float:
     value = _measured(record, field)
-    assert value is not None  # `Predictor.predict` has removed rows without it.
+    assert value is not None  # `Predictor.predict` has removed rows without this quantity.
     return math.log(value / _base(record, field)) if field in _POSITIVE else value
 
 
@@ -133,7 +133,7 @@ class _Local:
     def __init__(self, rows: Sequence[KernelRecord], field: str) -> None:
         self.field = field
         self.names = sorted({name for row in rows for name in row.size})
-        self.based = bool(rows[-1].moving)  # Some measurements lack it.
+        self.based = bool(rows[-1].moving)  # Some measurements lack this quantity.
         rows = [r for r in rows if set(r.size) == set(self.names) and bool(r.moving) == self.based]
         self.x = np.array([self._logarithms(row) for row in rows]).reshape(len(rows), len(self.names))
         self.low, self.high = self.x.min(axis=0, initial=math.inf), self.x.max(axis=0, initial=-math.inf)

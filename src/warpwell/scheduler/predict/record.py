@@ -63,7 +63,7 @@ class KernelRecord:
     times : int
         Number of averaged measurements.
     profile : Profile
-        The profile that a learner derived from it.
+        The profile that a learner derived from the record.
     launches : int
         Number of solo launches in this process.
     key : str
@@ -98,7 +98,7 @@ class KernelRecord:
 
     @property
     def kind(self) -> Kind | None:
-        """Its class, or None if unknown."""
+        """The kernel's class, or None if unknown."""
         return kind_of(self.bandwidth, self.compute)
 
     @property

@@ -36,7 +36,7 @@ _CHANGE_RULES = {
     "soon": "the running kernel fills the device for longer, and another task may arrive in the meantime",
     "time slice": "programs of one level take time slices",
     "hold time": "its turn has lasted for the hold time of its tenant",
-    "fair share": "the running program is of a higher level, or its tenant has used less over its weight",
+    "fair share": "the running program has a higher level, or its tenant has less use over weight",
 }
 _MODES = {"drain": "at the end of the running blocks", "switch": "at once, with its state saved"}
 _STATED = {"rule", "victim", "newcomer", "for", "mode", "workers", "younger"}

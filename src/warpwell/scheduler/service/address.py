@@ -32,10 +32,10 @@ def default_path() -> Path:
 
 
 def checked_path(path: str | os.PathLike[str] | None) -> Path:
-    """Return the absolute path of a socket; raise ArgumentError if it is too long for one."""
+    """Return the absolute path of a socket; raise ArgumentError if the path is too long."""
     found = Path(path if path is not None else default_path()).absolute()
     if len(os.fsencode(found)) > MAX_PATH:
-        text = f"{found} is too long for a socket, which may have {MAX_PATH} bytes: pass a shorter --socket"
+        text = f"{found} is too long for a socket (at most {MAX_PATH} bytes): pass a shorter --socket"
         raise errors.ArgumentError(text, name="socket")
     return found
 
@@ -70,7 +70,7 @@ def prepare(path: Path, group: int | None) -> None:
         text = f"{folder} is closed to the group of this service: `chgrp {group}` and `chmod 750` it"
         raise errors.ServiceError(text)
     if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
-        raise errors.ServiceError(f"{path} is not a socket, and a service would replace it: name another --socket")
+        raise errors.ServiceError(f"{path} is not a socket, and a service would replace it: pass another --socket")
 
 
 def lock(path: Path) -> int:
@@ -81,7 +81,7 @@ def lock(path: Path) -> int:
     handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     if not lock_descriptor(handle, deadline=0.0):
         os.close(handle)
-        raise errors.ServiceError(f"a service listens at {path} already: name another --socket")
+        raise errors.ServiceError(f"a service already listens at {path}: pass another --socket")
     return handle
 
 
@@ -97,7 +97,7 @@ def number_of(kind: str, name: str) -> int:
 
 
 def own_group(name: str) -> int:
-    """Return the number of a group of this process; raise ArgumentError if it cannot give a file to this group."""
+    """Return the number of a group of this process; raise ArgumentError if this process is not a member."""
     number = number_of("group", name)
     if os.geteuid() != 0 and number not in (os.getegid(), *os.getgroups()):
         text = f"this process is not in group {name!r} (see `id`): a user is in a new group after the next login"

@@ -36,12 +36,12 @@ from . import address, messages, references
 from .messages import Connection, Message
 
 SILENCE_SECONDS = 5.0
-"""Time without a message after which the client sends a ping. After as much time again, it opens a new connection."""
+"""Time without a message after which the client sends a ping. After the same time again, it opens a new connection."""
 
 MAX_CONNECTS = 8
 """Maximum number of consecutive connections that end before the device process answers. Protection, not tuned."""
 
-_LOST = "the array was lost with an earlier device process: copy it again with to_device, and submit again"
+_LOST = "the array was lost with an earlier device process: copy the array again with to_device, and submit again"
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 """Clients of this process. A forked child must close their sockets, because it may exit later."""
@@ -71,7 +71,7 @@ def connect(
 
 
 class PendingCall(Future):
-    """A call without an answer, or an unfinished request. The client sends it again to the next device process.
+    """A call without an answer, or an unfinished request, which the client sends again to the next device process.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class PendingCall(Future):
 
     @property
     def is_cancelled(self) -> bool:
-        """True if the request must not be sent: it was cancelled, or an earlier request failed."""
+        """True if the request must not be sent, because it was cancelled or an earlier request failed."""
         handle = self.handle
         return handle is not None and (
             handle.cancel_requested or any(earlier.done() and not earlier.succeeded for earlier in handle.after)
@@ -127,7 +127,7 @@ class Client:
         self, path: str | os.PathLike[str] | None = None, *, tenant: str | None = None, timeout: float = SILENCE_SECONDS
     ) -> None:
         if references.in_device_process:
-            text = "a device process, which imports this file for its kernels, cannot be a client"
+            text = "a device process imports this file for its kernels, and cannot be a client"
             raise errors.ServiceError(f"{text}: put the code that connects under if __name__ == '__main__'")
         self._timeout = checked_seconds(timeout, "timeout")
         self.path = address.checked_path(path)
@@ -193,7 +193,7 @@ class Client:
         """Submit a request of several launches, which run in order, and return its handle; see `submit`."""
         self._check()
         if not launches:
-            raise errors.ArgumentError("launches is empty: give at least one launch", name="launches")
+            raise errors.ArgumentError("launches is empty: pass at least one launch", name="launches")
         if tenant not in (None, self.tenant):
             text = f"this connection is for tenant {self.tenant!r}: use connect(tenant={tenant!r})"
             raise errors.ArgumentError(text, name="tenant")
@@ -242,7 +242,7 @@ class Client:
         values, generation = np.array(array), self.generation
         header: dict[str, Any] = {"type": "put"}
         try:
-            self._call(header, generation, [values])  # It is not sent again: it may be too large.
+            self._call(header, generation, [values])  # The array may be too large to send again.
         except BaseException as error:
             self._undo(error, {"type": "free", "buffer": header.get("call", 0)})
             raise
@@ -308,7 +308,7 @@ class Client:
     # -- sending
 
     def _undo(self, error: BaseException, header: dict[str, Any]) -> None:
-        """Send a call that undoes another one after Ctrl-C, when the caller has no handle or array."""
+        """Send a call that undoes an interrupted call (Ctrl-C), because the caller has no handle or array."""
         if not isinstance(error, errors.WarpwellError):
             with contextlib.suppress(errors.WarpwellError):
                 self._send(PendingCall(header))
@@ -323,16 +323,16 @@ class Client:
 
     def _check(self) -> None:
         if self._process != os.getpid():
-            raise errors.ForkError(f"this connection belongs to process {self._process}, which forked: connect again")
+            raise errors.ForkError(f"this connection belongs to the parent process {self._process}: connect again")
         if threading.current_thread() is self._reader:
             raise errors.SchedulerError("a callback must not wait for the service: do it in another thread")
 
     def _send_in_order(self, call: PendingCall, packer: Packer) -> None:
-        """Send a request when no unfinished one may change its arrays in the memory of the caller."""
+        """Send a request when no unfinished request may change its arrays in the memory of the caller."""
         handle = call.handle
         assert handle is not None
         while True:
-            with self._sending:  # Requests of other threads come before or after this one.
+            with self._sending:  # Requests of other threads come before or after this request.
                 if call.is_cancelled:  # An earlier request has failed.
                     return call.end(None)
                 earlier = next((h for h, writes in list(self._writers.items()) if packer.uses(writes)), None)
@@ -478,18 +478,18 @@ class Client:
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
             text = f"no scheduler service listens at {self.path}: start one with `warpwell sched serve`"
             if self._session:
-                text = f"the service at {self.path} is gone: start it again, and connect again"
+                text = f"the service at {self.path} is gone: start the service again, and connect again"
             raise errors.ServiceError(text) from None
         except OSError as error:
             text = f"cannot be reached: {error.strerror or error}"
             if isinstance(error, BlockingIOError):
                 text = "does not accept connections: is it stopped?"
             elif isinstance(error, PermissionError):
-                text = "is closed to you: it, or its folder, is for its user alone, or for a group without you"
+                text = "is closed to you: the socket or its folder allows only its user, or a group without you"
             raise errors.ServiceError(f"the scheduler service at {self.path} {text}") from None
         _, user = socket_peer(sock)
         if self._is_own and user != os.getuid():
-            raise errors.ServiceError(f"{self.path} belongs to user {user}: pass its path to use it anyway")
+            raise errors.ServiceError(f"{self.path} belongs to user {user}: pass path= to use this service anyway")
 
     def _resume(self, connection: Connection) -> None:
         """Send all unanswered calls and unfinished requests again, in order. The caller holds `_sending`."""
@@ -503,7 +503,7 @@ class Client:
         self._send_while_receiving(connection, {"type": "resumed", "call": next(self._numbers)}, ())
 
     def _send_while_receiving(self, connection: Connection, header: dict[str, Any], arrays: Sequence[Any]) -> None:
-        """Send a message. The device process receives nothing from a client that does not read its answers."""
+        """Send a message. The device process does not receive from a client that does not read answers."""
         for _ in range(2**20):
             try:
                 connection.send(header, arrays, wait=False)
@@ -632,7 +632,7 @@ class Packer:
     def launch(self, launch: Any, args: Sequence[Any]) -> dict[str, Any]:
         """Return a launch as plain data; raise ArgumentError or DTypeError if kernel or arguments cannot be sent."""
         if isinstance(as_launch(launch, ())[0], Call):
-            text = f"{launch!r:.80} is a function or a graph, and a service runs only kernels"
+            text = f"{launch!r:.80} is a function or a graph, but a service runs only kernels"
             raise errors.ArgumentError(f"{text}: submit it to a Scheduler of your own process")
         require_launch(launch)
         named = references.reference(launch.kernel)
@@ -655,9 +655,9 @@ class Packer:
         if isinstance(value, ServiceArray):
             if value.client is not self._client:
                 raise errors.ArgumentError(f"{label} belongs to another connection: use one", name="args")
-            self.generation = min(value.generation, self.generation or value.generation)  # An older one is lost.
+            self.generation = min(value.generation, self.generation or value.generation)  # Older arrays are lost.
             return ["buffer", value.number]
-        if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):  # A mask would be lost.
+        if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):  # The mask would not be sent.
             return self._array(value, value)
         if isinstance(value, np.generic):
             self.arrays.append(np.asarray(value))
@@ -681,7 +681,7 @@ class Packer:
         raise errors.ArgumentError(f"{text} of 64 bits, or a result of to_device", name="args")
 
     def _array(self, array: NDArray[Any], value: Any) -> list[Any]:
-        """Return the argument for an array in host memory, which stands for a value."""
+        """Return the argument for an array in host memory that represents `value`."""
         for array_before, target in zip(self.arrays, self.targets, strict=True):
             writes = target is not None or array.flags.writeable
             if writes and overlap(array_before, array):

@@ -1,8 +1,8 @@
-"""The device process of a service: it alone uses the device, and serves the clients that the service hands over.
+"""The device process of a service: the only user of the device, which serves the clients that the service sends.
 
 ``python -m warpwell.scheduler.service.device_process CONTROL PAGE`` runs it, with the descriptors of its connection to
-the service and of the status page. It imports the kernels that clients name, so it may die at any moment: the service
-then starts another one, and the clients resubmit.
+the service and of the status page. It imports the kernels that clients name, so it may die at any moment. The service
+then starts a new device process, and the clients resubmit.
 
 Threads: the first one receives all messages and never waits; each client has a worker (imports, copies); the scheduler
 has its own; the reporter sends results in the order in which requests ended, and writes files.
@@ -110,7 +110,7 @@ class Session:
         self.worker = ThreadPoolExecutor(1, f"warpwell-client-{number}")
         self.requests: dict[int, Submission] = {}  # by token
         self.unfinished = 0  # tasks
-        self.calls = 0  # in the worker
+        self.calls = 0  # for the worker
         self.failed: dict[int, None] = {}  # tokens of requests that failed or were cancelled
         self.buffers: dict[int, Any] = {}
         self.sending = threading.Lock()
@@ -130,8 +130,8 @@ class Submission:
         self.read_only = {k for k in message.get("readonly", list, []) if type(k) is int and 0 <= k < len(self.arrays)}
         for k in self.read_only:
             self.arrays[k].flags.writeable = False
-        self.buffers = dict(session.buffers)  # The client may free them before the request starts.
-        self.handle: RequestHandle | None = None  # once it is in the scheduler
+        self.buffers = dict(session.buffers)  # The client may free the arrays before the request starts.
+        self.handle: RequestHandle | None = None  # set when the request is in the scheduler
         self.failed = self.is_running = False
         self.numbers = range(0)
 
@@ -335,12 +335,12 @@ class DeviceProcess:
         raise errors.ServiceError(f"kernel {kernel} may not be launched by other users: {text}; ask for --allow")
 
     def _require_setting(self, session: Session) -> None:
-        """Raise QuotaError if only other tenants may submit; such a client may still read status and metrics."""
+        """Raise QuotaError if only other tenants may submit; other clients may still read status and metrics."""
         if self._named and session.tenant not in self._named:
             raise errors.QuotaError(not_named(session.tenant, self._named), name="tenant")
 
     def _hold(self, session: Session, nbytes: int) -> None:
-        """Count bytes for the tenant of a session; raise QuotaError if it has too many."""
+        """Count bytes for the tenant of a session; raise QuotaError if the tenant has too many."""
         tenant, limit = session.tenant, self._settings["max_held"]
         with self._lock:
             if self._held[tenant] + nbytes > limit:
@@ -399,7 +399,7 @@ class DeviceProcess:
             self._freed(session, nbytes, reserved)
             if not isinstance(error, MemoryError) or isinstance(error, errors.WarpwellError):
                 raise
-            raise errors.TaskMemoryError(f"{error}: free other arrays, or put less there") from None
+            raise errors.TaskMemoryError(f"{error}: free other arrays, or copy less") from None
         session.buffers[call] = array
         # Tasks that use the array keep it after the client has freed it.
         freed = functools.partial(self._freed, session, nbytes, True)
@@ -487,7 +487,7 @@ class DeviceProcess:
     def _send(
         self, session: Session, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = (), held: int = 0
     ) -> None:
-        """Send a message, as soon as the client has read earlier ones; then its tenant has `held` bytes less."""
+        """Send a message after the client has read earlier messages; then its tenant has `held` bytes less."""
         with session.sending:
             if session.outbox or not self._try_to_send(session, header, arrays, held):
                 if not session.outbox:  # Stop receiving from a client that does not read.
@@ -526,10 +526,10 @@ class DeviceProcess:
         if session.is_gone:
             return
         self._control.send({"type": "left", "key": session.key})
-        with session.sending:  # Another thread must not send on a descriptor that is used again.
+        with session.sending:  # Another thread must not send on a descriptor number that was reused.
             session.is_gone = True
             self._selector.unregister(session.connection.sock)
-            session.connection.interrupt()  # The service has the socket, too.
+            session.connection.interrupt()  # The service has the socket, too, so `close` would not end the connection.
             session.connection.close()
             self._release(session, sum(held for _, _, held in session.outbox))
             session.outbox.clear()
@@ -552,7 +552,7 @@ class DeviceProcess:
                 start()
 
     def _withdraw(self, submission: Submission) -> bool:
-        """End a request that has not started because of the quarantine; return False if it has started."""
+        """End a request that has not started because of the quarantine; return False if the request has started."""
         with self._lock:
             if submission.token not in self._quarantine:
                 return False
@@ -568,7 +568,7 @@ class DeviceProcess:
     def _begin(self, submission: Submission, after: set[int]) -> None:
         try:
             submission.session.worker.submit(self._prepare, submission, after)
-        except RuntimeError:  # The client is gone, or no more threads can be started.
+        except RuntimeError:  # The client is gone, or no thread can be started.
             self._fail(submission, {"cancelled": True})
 
     def _prepare(self, submission: Submission, after: set[int]) -> None:
@@ -623,7 +623,7 @@ class DeviceProcess:
             submission.buffers, session.importing = {}, None
 
     def _note(self, event: Event) -> None:
-        """Keep the status page; called in the scheduler's thread for each event."""
+        """Update the status page for an event. The scheduler's thread calls this for each event."""
         submission = self._by_number.get(event.task) if event.kind in ("launch", "stop") else None
         if submission is not None:
             with self._lock:
@@ -637,7 +637,7 @@ class DeviceProcess:
         while True:
             try:
                 self._reports.get()()
-            except Exception:  # Without this thread no client would get a result.
+            except Exception:  # Without this thread, no client would get a result.
                 traceback.print_exc()
 
     def _record(self, event: Event) -> None:
@@ -654,11 +654,11 @@ class DeviceProcess:
         text = (json.dumps(line, sort_keys=True) + "\n").encode()
         try:
             written = self._file.write(text) or 0
-            if written < len(text):  # The next line must not be joined to a part of this one.
+            if written < len(text):  # The next line must not be joined to a part of this line.
                 self._file.truncate(self._file.tell() - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            problem = "events are missing from %s: %s; `sched status --log` has the last ones"
+            problem = "events are missing from %s: %s; `sched status --log` writes the last events"
             self._log_error(self._file.name, problem, error)
 
     def _write_metrics(self) -> None:
@@ -730,7 +730,7 @@ class DeviceProcess:
         self._finish(submission, {"error": fields})
 
     def _clear_waiting(self) -> None:
-        """Remove requests that wait in the scheduler from the status page: their imports did not end the process."""
+        """Remove requests that wait in the scheduler from the status page: their imports did not end this process."""
         fresh, self._fresh = self._fresh, []
         waiting = [s for s in fresh if s.is_waiting]
         if waiting:
@@ -758,7 +758,7 @@ class DeviceProcess:
                 self._fault(text, importing[1], error_fields(errors.TaskLostError(text)))
         if (failure := self._scheduler.failure) is not None:
             self._fault(str(failure))
-        if self._control.is_writable():  # A stopped service leaves room for the messages that must not be lost.
+        if self._control.is_writable():  # If the service is stopped, leave room for messages that must not be lost.
             self._control.send({"type": "beat"})
         self._reports.put(self._clear_waiting)
 
@@ -772,7 +772,7 @@ class DeviceProcess:
         """Save what was measured, and end the process without waiting for its tasks."""
         for work in (self._write_metrics, self._save, functools.partial(os._exit, 0)):
             self._reports.put(work)
-        time.sleep(TIMEOUT_SECONDS)  # The service kills this process before, if the reporter does not end it.
+        time.sleep(TIMEOUT_SECONDS)  # If the reporter does not end this process, the service kills it before this time.
         os._exit(0)
 
 
@@ -797,7 +797,7 @@ def not_named(tenant: str, named: Iterable[str]) -> str:
 
 def _buffer(buffers: dict[int, Any], number: int) -> Any:
     if number not in buffers:
-        raise errors.ArgumentError(f"there is no array {number} on the device: it was freed", name="args")
+        raise errors.ArgumentError(f"array {number} is not on the device: it was freed", name="args")
     return buffers[number]
 
 

@@ -1,9 +1,9 @@
 """`Connection`: messages of a scheduler service as JSON over ``SOCK_SEQPACKET``; arrays travel in a sealed memfd.
 
-A message is one JSON object of at most 64 KiB. Its "type" names it, and "arrays" lists dtype and shape of its arrays,
-which are stored in C order, little-endian, each at a multiple of 64 bytes, in one memfd that the message carries. The
-seals of the memfd forbid changes of its size and content, so a receiver may map it. Nothing is unpickled or
-evaluated. A client first sends a hello with `VERSION`; the layout of this message never changes.
+A message is one JSON object of at most 64 KiB. "type" is the type of the message, and "arrays" lists dtype and shape of
+its arrays. These are stored in C order, little-endian, each at a multiple of 64 bytes, in one memfd that is sent with
+the message. The seals of the memfd forbid changes of its size and content, so a receiver may map it. Nothing is
+unpickled or evaluated. A client first sends a hello with `VERSION`; the layout of this message never changes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ... import errors
 from ..task import Kind, Profile
 
 VERSION = 4
-"""Version of the messages. Peers of another version are refused."""
+"""Version of the messages. A peer refuses other versions."""
 
 MAX_TEXT = 1 << 16
 """Maximum size of a message without its arrays, in bytes: below the default send buffer of Linux, 208 KiB."""
@@ -81,7 +81,7 @@ class Message:
     size : int
         Size of its JSON text.
     fd : int
-        The descriptor that came with it, or -1.
+        The descriptor that was sent with the message, or -1.
     """
 
     header: dict[str, Any]
@@ -184,7 +184,7 @@ class Connection:
                 f"a message of {len(arrays)} arrays, {nbytes} bytes and {len(text)} bytes of JSON is too large: at "
                 f"most {MAX_ARRAYS}, {self.max_bytes} and {MAX_TEXT}. Send less, or start a service with --max-message"
             )
-        if nbytes and not wait and not self.is_writable():  # Copying the arrays would be useless.
+        if nbytes and not wait and not self.is_writable():  # Fail before the arrays are copied.
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         with contextlib.ExitStack() as stack:
             if nbytes:
@@ -201,7 +201,7 @@ class Connection:
         EOFError
             The peer has closed the connection.
         BlockingIOError
-            No message came: at once without `wait`, else in the time limit of the socket.
+            No message arrived: at once without `wait`, else within the time limit of the socket.
         ServiceError
             The message is invalid.
         """
@@ -210,7 +210,7 @@ class Connection:
             try:
                 text, ancillary, received, _ = self.sock.recvmsg(MAX_TEXT, socket.CMSG_LEN(4), flags)
                 break
-            except ConnectionResetError:  # The peer has closed with unread messages; its own can still be read.
+            except ConnectionResetError:  # The peer closed with unread messages, but its messages can still be read.
                 continue
             except BlockingIOError:
                 raise

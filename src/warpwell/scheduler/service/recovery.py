@@ -2,9 +2,11 @@
 
 A *token* names a request in all device processes of a service: the number of its session (32 bits), then the number
 that its client gave it (32 bits). The *status page* holds the tokens of the requests that are being prepared (their
-kernels imported) or are on the device. It outlives the device process. When that dies, `Verdicts` decides:
+kernels imported) or are on the device. The page outlives the device process. When the device process dies, `Verdicts`
+decides:
 
-- The request that the device process named (it was stuck), or that ran alone, is the culprit and never runs again.
+- The request that the device process named (because it was stuck), or that ran alone, is the culprit and never runs
+  again.
 - If there is no culprit, the requests on the page are suspects. The next device process runs them first, each alone
   (`Quarantine`). So each death convicts a request, or is followed by runs in which a culprit convicts itself.
 
@@ -35,7 +37,7 @@ Start = Callable[[], object]
 
 
 class StatusPage:
-    """Tokens of requests that are being prepared or are on the device, in memory that two processes share.
+    """Tokens of requests that are being prepared or are on the device, in memory that service and device process share.
 
     Parameters
     ----------
@@ -114,13 +116,13 @@ class Verdicts:
         Parameters
         ----------
         running : list of int
-            Tokens on its status page.
+            Tokens on the status page.
         alone : int
             Token of the request that ran alone, or 0.
         named : tuple, optional
-            Token and error of the request that it named as the culprit.
+            Token and error of the request that the device process named as the culprit.
         reason : str
-            Why it died, for messages.
+            Why the device process died, for messages.
         """
         if named is None and alone:
             named = alone, error_fields(errors.TaskLostError(reason))

@@ -39,9 +39,9 @@ _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*", re.ASCII)
 
 
 def reference(kernel: Any) -> dict[str, str]:
-    """Return how a device process finds a kernel: by module in a package, otherwise by path and hash.
+    """Return the reference by which a device process finds a kernel: module in a package, otherwise path and hash.
 
-    Raise ArgumentError if it is not a kernel, if no other process can find it, or if its file has changed.
+    Raise ArgumentError if `kernel` is not a kernel, if no other process can find it, or if its file has changed.
     """
     if not isinstance(kernel, Kernel):
         text = f"{kernel!r:.80} is not a function with @ww.kernel: submit CUDA C++ to a Scheduler of your own"
@@ -76,7 +76,7 @@ def check(named: Any) -> dict[str, str]:
 
 
 def checked_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
-    """Return patterns of modules, ``pkg.mod`` or ``pkg.*``; raise ArgumentError if one is something else."""
+    """Return patterns of modules; raise ArgumentError if a pattern is not ``pkg.mod`` or ``pkg.*``."""
     for pattern in (found := tuple(patterns)):
         if not _MODULE.fullmatch(pattern.removesuffix(".*")):
             text = f"allow={pattern!r} is not a module: expected pkg.mod, or pkg.* for the modules below pkg"
@@ -87,7 +87,7 @@ def checked_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
 def is_allowed(named: dict[str, str], patterns: Iterable[str]) -> bool:
     """Return True if a pattern has the module of a kernel.
 
-    A ``__main__``, which runs a program, must be named; so must modules below one, because their import imports it.
+    The pattern must name a ``__main__``, which runs a program, and modules below it, because their import runs it.
     """
     module = named.get("module")
     if module is None:
@@ -97,7 +97,7 @@ def is_allowed(named: dict[str, str], patterns: Iterable[str]) -> bool:
 
 
 class Kernels:
-    """Imported kernels. Any thread may load one, and waits only for threads that import the same file."""
+    """Imported kernels. Any thread may load a kernel, and waits only for threads that import the same file."""
 
     def __init__(self) -> None:
         self._modules: dict[tuple[str, str], ModuleType] = {}
@@ -107,7 +107,7 @@ class Kernels:
     def load(self, named: dict[str, str]) -> Kernel:
         """Return the kernel of a reference.
 
-        Raise SchedulerError if it cannot be imported, differs from the client's file, or is not a kernel.
+        Raise SchedulerError if the object cannot be imported, differs from the client's file, or is not a kernel.
         """
         module = self._import(named["module"], named) if "module" in named else self._run(named["path"], named)
         kernel = getattr(module, named["name"], None)
@@ -125,7 +125,7 @@ class Kernels:
             with _importing(named):
                 module = importlib.import_module(name)
         finally:
-            # The files of other modules of the package may have changed when these are named.
+            # The files of other modules of the package may change before a client names them.
             new = {m for m in {*sys.modules} - before if m.partition(".")[0] == package}
             for each in sorted(new | ({name} & {*sys.modules})):
                 path = _source(sys.modules[each])
@@ -146,7 +146,7 @@ class Kernels:
                     text = f"the device process cannot read {path} ({error.strerror}): change its permissions"
                     raise errors.SchedulerError(text, task=named["name"]) from None
                 if len(content) > MAX_FILE_BYTES or _hash(content) != named["sha256"]:
-                    text = f"{path} is not what your program read, because it has changed: start your program again"
+                    text = f"{path} has changed since your program read it: start your program again"
                     raise errors.SchedulerError(text, task=named["name"])
                 # Compiled code is cached under the module's name, and is valid for all kernels that did not change.
                 module = ModuleType(f"warpwell_kernels_{_hash(path.encode())[:20]}")

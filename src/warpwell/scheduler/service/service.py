@@ -1,11 +1,11 @@
-"""`Service`: lets several processes share a device, which one process of the service owns.
+"""`Service`: shares a device, which a process of the service owns, between several processes.
 
-`docs/scheduler.md` ("Trust") states who may do what. In short: kernels are code that runs as the user of the service.
-By default only processes of this user may connect. A service for a group accepts kernels of other users from the
-modules that its options name.
+`docs/scheduler.md` ("Trust") states the permissions of users. In short: kernels are code that runs as the user of the
+service. By default only processes of this user may connect. A service for a group accepts kernels of other users from
+the modules that its options name.
 
-The service accepts connections, identifies their users, and hands each connection to the device process. It never
-touches the device and imports no kernels. If the device process dies, it starts another one.
+The service accepts connections, identifies their users, and hands each connection to the device process. It never uses
+the device and imports no kernels. If the device process dies, the service starts a new one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ START_SECONDS = 120.0
 """Time limit of the start of a device process: CUDA and imports may take tens of seconds on a busy machine."""
 
 MAX_STARTS = 3
-"""Number of consecutive device processes that may die before they are ready; then the service fails."""
+"""Number of consecutive device processes that die before they are ready, after which the service fails."""
 
 EXIT_SECONDS, URGENT_EXIT_SECONDS = 5.0, 0.25
 """Time limit of the exit of the device process, which is then killed; the second applies after Ctrl-C."""
@@ -74,7 +74,7 @@ _STOPPED = "the service was stopped: start it again with `warpwell sched serve`"
 
 @dataclass
 class Client:
-    """A connection. Without a `tenant` it has not sent its hello; `joined` when the device process has it."""
+    """A connection. `tenant` is set by its hello, and `joined` when the device process has the connection."""
 
     connection: Connection
     key: int
@@ -236,7 +236,7 @@ class Service:
 
     def _listen(self) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.path.unlink(missing_ok=True)  # The lock is held, so a killed service has left it.
+        self.path.unlink(missing_ok=True)  # This process has the lock, so a killed service has left the socket.
         listener.bind(os.fspath(self.path))
         # No client can connect before listen(), so the socket is never open with another mode.
         if self._group is not None:
@@ -301,7 +301,7 @@ class Service:
         except BlockingIOError:
             return
         except OSError:
-            time.sleep(0.05)  # There are no descriptors until other connections end.
+            time.sleep(0.05)  # No descriptor is free until other connections end.
             return
         sock.setblocking(True)
         pid, user = socket_peer(sock)
@@ -333,7 +333,7 @@ class Service:
         self._selector.unregister(client.connection.sock)
         for former in [c for c in self._clients.values() if c.session == session != 0]:
             if (former.user, former.tenant) == (client.user, tenant):
-                self._forget(former)  # Its process has connected again.
+                self._forget(former)  # The client's process has connected again.
         if self._sessions.get(session) != (client.user, tenant):
             session = next(self._numbers)
         if self.failure:
@@ -357,7 +357,7 @@ class Service:
         return [client for client in self._clients.values() if client.tenant]
 
     def _hand_over(self, client: Client) -> None:
-        """Send the socket of a client to the device process, if that is ready."""
+        """Send the socket of a client to the device process, if the device process is ready."""
         if client.sent or not self._is_ready or self._control is None:
             return
         header = {
@@ -368,7 +368,7 @@ class Service:
             "own": client.user == os.getuid(),
             "peer": client.connection.peer,
         }
-        with contextlib.suppress(OSError):  # It is tried again at the next check.
+        with contextlib.suppress(OSError):  # The next check tries again.
             self._control.send(header, wait=False, fd=client.connection.sock.fileno())
             client.sent = True
 
@@ -378,7 +378,7 @@ class Service:
         self._forget(client)
 
     def _forget(self, client: Client) -> None:
-        """Close the connection of a client, for the device process, too."""
+        """Close the connection of a client, also in the device process."""
         self._clients.pop(client.key, None)
         with contextlib.suppress(KeyError):
             self._selector.unregister(client.connection.sock)
@@ -419,7 +419,7 @@ class Service:
                     pass_fds=descriptors,
                     stdin=subprocess.DEVNULL,
                     stdout=2,  # Output of kernels' files is not output of the service.
-                    start_new_session=True,  # Ctrl-C in a terminal is for the service, which ends this process.
+                    start_new_session=True,  # Only the service must receive Ctrl-C of a terminal; it ends this process.
                 )
             self._pidfd = os.pidfd_open(self.process.pid)
         except OSError as error:
@@ -429,7 +429,7 @@ class Service:
         self._control = Connection(control, "the device process")
         self._starts += 1
         settings = json.dumps({**self._settings, **vars(self._verdicts), "restarts": self._starts - 1})
-        with contextlib.suppress(OSError):  # It has died.
+        with contextlib.suppress(OSError):  # The device process has died.
             self._control.send({"type": "settings"}, [np.frombuffer(settings.encode(), np.uint8)])
         self._selector.register(control, selectors.EVENT_READ, self._take)
         self._selector.register(self._pidfd, selectors.EVENT_READ, functools.partial(self._bury, ""))
@@ -463,12 +463,12 @@ class Service:
             self._fault = message.header
 
     def _bury(self, reason: str, seconds: float = 2.0) -> None:
-        """End a device process that exits, or that does not answer, and close the connections that it had."""
+        """End a device process that exits or does not respond, and close its connections."""
         control, process = self._control, self.process
         if control is None or process is None:
             return
         with contextlib.suppress(BlockingIOError, EOFError, errors.WarpwellError):
-            while True:  # the messages before its death
+            while True:  # read the messages that it sent before its death
                 with control.receive(wait=False) as message:
                     self._handle(message)
         self._selector.unregister(control.sock)
@@ -498,7 +498,7 @@ class Service:
         self._verdicts.judge(self._page.clear(), alone, named, reason)
         for client in self._greeted_clients():
             if client.joined:
-                self._forget(client)  # It connects again.
+                self._forget(client)  # The client connects again.
             client.sent = False
         self._unready = 0 if was_ready else self._unready + 1
         if self._fault.get("type") == "refused" or self._unready >= MAX_STARTS:
