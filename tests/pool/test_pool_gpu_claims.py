@@ -266,7 +266,7 @@ def test_a_slow_build_of_the_layer_is_told(
         raise DriverBuildError("there is no compiler")
 
     for silent_seconds, is_slow in ((HANG_SECONDS, False), (0.02, True)):
-        monkeypatch.setattr(cuda_programs, "_SILENT", silent_seconds)
+        monkeypatch.setattr(cuda_programs, "_COMPILE_NOTE_SECONDS", silent_seconds)
         monkeypatch.setattr(cuda_programs.build, "parts", lambda is_slow=is_slow: make(is_slow))
         assert cuda_programs.prepare(RunOptions(), tmp_path, {cuda_programs.DRIVER: "fake"}, False) is None
         assert not capsys.readouterr().err

@@ -371,7 +371,7 @@ def test_what_a_lost_device_had_runs_elsewhere() -> None:
             time.sleep(0.01)
         lose(pool[1])
         for handle in (slow, queued):
-            with pytest.raises(errors.TaskLostError, match=r"device 1 is gone \(killed by a test\), and its arguments"):
+            with pytest.raises(errors.TaskLostError, match=r"device 1 is gone \(killed by a test\), and the task's"):
                 handle.result(HANG_SECONDS)
         for handle in host:
             handle.result(HANG_SECONDS)

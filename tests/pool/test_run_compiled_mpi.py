@@ -147,7 +147,7 @@ def test_a_program_for_cuda_starts_with_a_note_on_a_host_without_a_driver(
     assert (run.end(), run.output) == (9, "error 100\n")
     assert run.errors.splitlines() == [
         f"warpwell: note: {program} uses CUDA, which needs an NVIDIA driver, and this host has no CUDA driver; "
-        "install one",
+        "install a driver",
         "warpwell: no CUDA call of the program went to the pool, because this host has no CUDA driver",
     ]
     run = start("--cuda", "pool", str(program), "alone", environ=environ)

@@ -15,7 +15,7 @@ In the order in which a call passes them; see ``docs/pool.md``:
     transport/       messages and bulk data between processes: MPI, or within one process
     agent/           the process of one device: receives calls and runs them in the order of their streams
     cuda/            CUDA programs on devices of other hosts: the communicator process and the agents' side
-    launch/          starts the processes of a job, notices when one exits, and cleans up
+    launch/          starts the processes of a job, detects their exits, and cleans up
 """
 
 from functools import cache
@@ -70,7 +70,7 @@ def communicator() -> Any:
     """Return an mpi4py communicator of the program's own processes, without the agents.
 
     Under ``warpwell run``, the program is one process, so the communicator has one rank; ``MPI.COMM_WORLD`` also
-    includes the agents, which take no part in collectives. In other programs it is ``MPI.COMM_WORLD``.
+    includes the agents, which do not join collectives. In other programs, this is ``MPI.COMM_WORLD``.
 
     Raises
     ------

@@ -156,7 +156,7 @@ class AgentConnection:
         except BaseException:
             self.caller.replies.pop(number, None)
             raise
-        # concurrently, so that `Caller.fail` may have missed this request; a device that has left has answered it
+        # the loss was concurrent, so `Caller.fail` may have missed this request; a device that has left has answered it
         if self.lost is not None and self.caller.connections[self.rank] is self:
             self.caller.fail(self.rank)
         reply.counters = self.counts[op.name]
@@ -212,7 +212,7 @@ class AgentConnection:
                 self.send(op, identifier)
 
     def _send_locked(self, message: bytes) -> None:
-        # the lock is reentrant, but a message inside another one would corrupt both
+        # the lock is reentrant, but a message inside another message would corrupt both
         if self._sending:
             raise errors.PoolError(
                 f"a signal handler made a call to {self.label} in the middle of another call: set a flag there, and "
@@ -263,7 +263,7 @@ class Caller:
         connection = AgentConnection(self, rank)
         connection.index, connection.label = self.connections[rank].index, self.connections[rank].label
         self.connections[rank] = connection
-        connection.lost = self.transport.lost().get(rank) or connection.lost  # afterwards, or a loss could be missed
+        connection.lost = self.transport.lost().get(rank) or connection.lost  # after this, or a loss could be missed
 
     def close(self) -> None:
         """Send GOODBYE to all agents, close the transport, and fail the open requests."""
@@ -315,7 +315,7 @@ class Caller:
             # the replies that a lost agent had sent are received first, until there is no message
             while self._losses and (received is None or time.monotonic() > self._losses[0][1]):
                 self.fail(self._losses.popleft()[0])
-        for rank, _ in list(self._losses):  # a copy: the transport's thread appends
+        for rank, _ in list(self._losses):  # a copy, because the transport's thread appends
             self.fail(rank)
 
     def _handle(self, connection: AgentConnection, op: int, number: int, *operands: Any) -> None:

@@ -88,7 +88,7 @@ class Channel:
                     )
 
     def add_failure(self, failure: errors.RemoteError) -> None:
-        """Keep a failure for the next synchronization."""
+        """Store a failure for the next synchronization."""
         with self._lock:
             if self._target is not None:
                 self._target.add_failure(failure)

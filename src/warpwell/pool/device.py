@@ -403,7 +403,7 @@ class Buffer(AgentObject):
         return f"<Buffer {self.dtype} {self.shape} on device {self.device.index}{state}>"
 
     def __reduce__(self) -> NoReturn:  # a copy of this object would free the same memory
-        raise TypeError("a buffer stays on its device: use copy_to_host, or Device.copy to a new one")
+        raise TypeError("a buffer stays on its device: use copy_to_host, or Device.copy to a new buffer")
 
 
 class Remote(AgentObject):

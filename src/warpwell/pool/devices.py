@@ -37,7 +37,7 @@ from .transport.transport import Transport
 T = TypeVar("T")
 
 _RETRY_SECONDS = 0.01
-"""Interval at which a device is asked again to leave: frees of dropped objects may be on their way."""
+"""Interval at which a request to leave is repeated, because frees of dropped objects may be in flight."""
 
 
 class Devices(DeviceGroup):
@@ -97,7 +97,7 @@ class Devices(DeviceGroup):
 
     def _start(self, targets: Sequence[str]) -> Transport:
         transport, *ends = local_transports(1 + len(targets))
-        # create all agents before the first one runs: if a target is not usable, no agent has to be stopped
+        # create all agents before the first agent runs: if a target is not usable, no agent has to be stopped
         agents = [Agent(end, runtime_for(target)) for target, end in zip(targets, ends, strict=True)]
         for target, agent in zip(targets, agents, strict=True):
             self._closing.append((start(agent, f"warpwell agent {target}"), agent.transport))
@@ -141,7 +141,7 @@ class Devices(DeviceGroup):
                 "warpwell run --allocate use"
             )
         with self._leases.lease_device(device):
-            Spares.is_busy(device)  # raises if the agent does not answer; without an answer to LEAVE it would be lost
+            Spares.is_busy(device)  # raises if the agent does not answer; LEAVE would make it lost
             while True:
                 with uninterrupted():
                     held = spares.leave(device)
@@ -164,8 +164,8 @@ class Devices(DeviceGroup):
                     last[device] = calls, now
                 if now - last[device][1] < seconds or device.index in self._leases.leased:
                     continue
-                with contextlib.suppress(errors.WarpwellError):  # it holds objects, or is lost
-                    is_busy = Spares.is_busy(device)  # first: failures arrive before this answer
+                with contextlib.suppress(errors.WarpwellError):  # the device holds objects, or is lost
+                    is_busy = Spares.is_busy(device)  # before `leave`: failures arrive before this answer
                     if not is_busy and not any(c.failures for c in list(device.connection.channels.values())):
                         self._leave(device, 0.0)
 
@@ -287,7 +287,7 @@ def devices() -> Devices:
 
 
 def use(pool: Devices | None) -> None:
-    """Set the result of `devices` (for launchers and tests). After None, `devices` creates local ones again."""
+    """Set the result of `devices` (for launchers and tests). After None, `devices` creates local devices again."""
     global _devices, _are_local
     with _lock:
         _devices, _are_local = pool, False

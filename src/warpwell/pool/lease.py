@@ -116,18 +116,18 @@ _ANSWER_SECONDS = 15.0
 class Leases:
     """The leased devices of a pool, and the waiting requests.
 
-    Requests are served in FIFO order: a waiting request reserves the devices that it could use. So a request for many
-    devices is not starved by requests for one.
+    Requests are served in FIFO order: a waiting request reserves the devices that it could use. So requests for one
+    device do not starve a request for many devices.
 
     Parameters
     ----------
     devices : sequence of Device
-        May change: devices join and leave.
+        The sequence changes when devices join and leave.
 
     Attributes
     ----------
     leased : set of int
-        Indices of the leased devices. A finalizer removes them; waiting requests look again every 0.25 s.
+        Indices of the leased devices. A finalizer removes them; waiting requests check again every 0.25 s.
     spares : Spares or None
         The agents whose devices can join.
     """
@@ -216,7 +216,7 @@ class Leases:
             )
 
     def _select(self, request: _LeaseRequest) -> tuple[list[Device], list[int]]:
-        """Return free devices and the ranks of spare agents for a request, without those that earlier ones reserve."""
+        """Return free devices and the ranks of spare agents for a request, except those that earlier requests need."""
         free = [d for d in self._devices if d.index not in self.leased]
         spares: list[int] = [] if self.spares is None else self.spares.unused()
         for earlier in self._waiting:
@@ -254,6 +254,6 @@ class Leases:
         self._changed = threading.Condition(self.lock)
 
     def notify(self) -> None:
-        """Let waiting requests look at the devices again."""
+        """Make waiting requests check the devices again."""
         with self.lock:
             self._changed.notify_all()

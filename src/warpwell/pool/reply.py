@@ -44,7 +44,7 @@ class Reply(Milestone):
         self.channel = channel
 
     def cancel_on_failure(self, transfer: Transfer) -> None:
-        """Cancel a transfer if the request fails. Its waiter then raises the failure, which has the cause."""
+        """Cancel a transfer if the request fails. The waiting thread then raises the failure, which has the cause."""
         self.when_set(lambda _: None if self.failure is None else transfer.cancel())
 
     def get_after_failures(self, channel: Channel, description: str, timeout: float | None = None) -> Any:

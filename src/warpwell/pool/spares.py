@@ -1,4 +1,4 @@
-"""`Spares`: agents whose devices join and leave (``--allocate use``); `Joining`: the devices that a lease lets join."""
+"""`Spares`: agents whose devices join and leave (``--allocate use``); `Joining`: devices that join for a lease."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Spares:
     Attributes
     ----------
     used_ranks : set of int
-        Ranks of the agents whose devices have joined, or are about to.
+        Ranks of the agents whose devices have joined or are joining.
     """
 
     def __init__(self, caller: Caller, infos: dict[int, dict[str, Any]], add: Callable[[list[Device]], None]) -> None:
@@ -66,7 +66,7 @@ class Spares:
 
     @staticmethod
     def is_busy(device: Device) -> bool:
-        """Return True if calls of a device wait or run. Unlike `leave`, a timeout does not make the device lost.
+        """Return True if calls of a device wait or run. Unlike in `leave`, the device is not lost after a timeout.
 
         Raises
         ------
@@ -81,7 +81,7 @@ class Spares:
         return any(lane["doing"] or lane["waiting"] for lane in info["lanes"].values())
 
     def leave(self, device: Device) -> str | None:
-        """Let a device leave, for which this thread has a lease; return what it holds if that prevents it.
+        """Let a device leave, for which this thread has a lease; return the objects that prevent this, if any.
 
         Raises
         ------
@@ -94,7 +94,7 @@ class Spares:
             try:
                 reply.wait(f"{connection.label} to leave", LEAVE_SECONDS)
             except errors.StallError:
-                connection.lost = "it did not answer when it was to leave"
+                connection.lost = "it did not answer the request to leave"
                 raise
             if isinstance(reply.failure, errors.RemoteError):
                 return str(reply.failure.__cause__)
@@ -106,7 +106,7 @@ class Spares:
 
 
 class _Reservation(NamedTuple):
-    """A request to an agent to reserve GPUs of its host, and the rank of each GPU's agent."""
+    """A request to an agent to reserve GPUs of its host, with the rank of each GPU's agent."""
 
     rank: int
     reply: Reply
@@ -115,7 +115,7 @@ class _Reservation(NamedTuple):
 
 
 class Joining:
-    """The devices that one lease lets join: all or none. One thread uses it.
+    """The devices that join for one lease: all or none. Used by one thread.
 
     Hosts with enough spare agents reserve GPUs at the same time, and the first answer counts. If no host has enough,
     hosts reserve in the order of their names, so that two jobs cannot wait for each other.
@@ -132,7 +132,7 @@ class Joining:
         self._spares, self._fits, self._changed = spares, fits, changed
         self._count = 0
         self._candidates: set[int] = set()
-        self._ranks: list[int] = []  # of the reserved agents
+        self._ranks: list[int] = []  # ranks of the reserved agents
         self._requested: list[_Reservation] = []
         self._held: list[_Reservation] = []
 
@@ -174,7 +174,7 @@ class Joining:
         return len(self._ranks) == count
 
     def _receive(self) -> BaseException | None:
-        """Take the GPUs of the first host that has reserved them; return why a host did not."""
+        """Use the GPUs of the first host that has reserved them; return the failure of a host that could not."""
         failure: BaseException | None = None
         for request in [r for r in self._requested if r.reply.done]:
             self._requested.remove(request)
@@ -230,26 +230,26 @@ class Joining:
             replies = [(c, c.request(None, Op.JOIN, Reply)) for c in connections]
             for connection, reply in replies:
                 infos[connection.rank] = reply.get(f"{connection.label} to join", JOIN_SECONDS)
-            for request in self._held:  # with its agent, a reservation ends: another job could get the GPUs first
+            for request in self._held:  # a lost agent ends its reservation, so another job could get the GPUs first
                 connection = caller.connections[request.rank]
                 connection.request(None, Op.INFO, Reply).get(f"the reservation of {connection.label}", JOIN_SECONDS)
-            if all(self._spares.fits(rank, self._fits) for rank in self._ranks):  # their memory is known now
+            if all(self._spares.fits(rank, self._fits) for rank in self._ranks):  # now their memory is known
                 with uninterrupted():
                     devices = [Device(caller, c, c.index, infos[c.rank]) for c in connections]
-                    self._ranks.clear()  # first: a later lease must not take these devices as if more were to join
+                    self._ranks.clear()  # before `add`: a later lease must not count these devices as joining
                     self._spares.add(devices)
                     is_joined = True
         finally:
             with uninterrupted():
-                for connection in () if is_joined else connections:  # JOIN comes first, and no objects were created
+                for connection in () if is_joined else connections:  # after JOIN, and without objects
                     with contextlib.suppress(errors.WarpwellError):
                         connection.request(None, Op.LEAVE, Reply)
             self.cancel()
 
     def cancel(self) -> None:
-        """Release all that was reserved; agents that have joined have claims of their own."""
+        """Release all reservations; agents that have joined have claims of their own."""
         with uninterrupted():
-            self._spares.used_ranks.difference_update(self._ranks)  # first: another lease may get the GPUs at once
+            self._spares.used_ranks.difference_update(self._ranks)  # before another lease gets the GPUs
             self._ranks.clear()
             self._withdraw(self._requested)
             self._withdraw(self._held)
@@ -259,5 +259,5 @@ class Joining:
         while requests:
             request, caller = requests.pop(), self._spares.caller
             caller.replies.pop(request.reply.number, None)
-            with contextlib.suppress(errors.WarpwellError):  # not the connection of then: its device may have left
+            with contextlib.suppress(errors.WarpwellError):  # the current connection: the device may have left
                 caller.connections[request.rank].send(Op.CANCEL, request.reply.number)

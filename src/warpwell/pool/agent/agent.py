@@ -118,11 +118,11 @@ class Agent(AgentState):
         for released in list(self.reservations.values()):
             released.set()
         self.handles.clear()
-        if self.spare is not None:  # this process may continue, for CUDA programs that claim the GPU themselves
+        if self.spare is not None:  # this process may continue, to serve CUDA programs that claim the GPU themselves
             self.spare.release()
 
 
-# -- calls that are done at once -----------------------------------------------------------------------------------
+# -- calls that are completed at once ----------------------------------------------------------------------------------
 
 
 @handles(Op.VIEW)
@@ -139,7 +139,7 @@ def free(agent: Agent, _s: int, _q: int, handle: int) -> None:
     """Remove an object. Its memory is freed after the calls that use it."""
     last = [agent.handles.pop(handle, None)]
     agent.events.pop(handle, None)
-    if isinstance(last[0], stream_calls.ServiceObject):  # its finalizer may take long
+    if isinstance(last[0], stream_calls.ServiceObject):  # the object's finalizer may take long
         agent.helper().put(0, "end of an object", 0, 0, lambda lane: last.clear())
 
 
@@ -201,7 +201,7 @@ def goodbye(agent: Agent, _s: int, _q: int) -> None:
 
 
 def start(agent: Agent, name: str) -> threading.Thread:
-    """Run an agent in a thread of this process. If it fails, the program loses the device for that reason."""
+    """Run an agent in a thread of this process. If the agent fails, the program loses the device for that reason."""
 
     def run() -> None:
         try:

@@ -42,7 +42,7 @@ def main(gpus: Sequence[str], member: Member) -> None:
     settings: Any = None if ordinal is None else cuda_programs.take_settings()
     claim = functools.partial(_claim, uuid) if joins and uuid is not None else None
     make_server = functools.partial(cuda_programs.make_server, settings, ordinal, claim, away=away)
-    if settings is not None and not away:  # before the program continues; the server ends with this process
+    if settings is not None and not away:  # before the program continues; this process ends the server when it exits
         server, _ = make_server()
     transport = member.connect()
     spare = None
@@ -54,7 +54,7 @@ def main(gpus: Sequence[str], member: Member) -> None:
         agent.cuda, agent.programs = far.handle, far.programs
     elif settings is not None:
         agent.programs = server.programs
-    # as a deferred call: the thread of the connection has entered no device
+    # as a deferred call, because the thread of the connection has not entered a device
     member.on("ask", lambda _: agent.later(lambda: member.send(reply=agent.info())))
     member.on("lost", lambda message: agent.sharing.ended(message["lost"]))
     member.send(ready=True)
@@ -63,7 +63,7 @@ def main(gpus: Sequence[str], member: Member) -> None:
     except PoolError as error:
         member.send(fatal=str(error))
         raise
-    closing.finish()  # this process ends without the interpreter's own handlers
+    closing.finish()  # this process exits without the interpreter's own handlers
     transport.close()
     member.wait_for_end()
 
@@ -75,6 +75,6 @@ def _claim(uuid: str) -> Reservation:
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the end leaves no time for more
-    host_gpus = list_gpus()  # before there are threads
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # at the end, there is no time for more
+    host_gpus = list_gpus()  # before threads exist
     serve(functools.partial(main, host_gpus), gpus=host_gpus, used=list(users(host_gpus)))

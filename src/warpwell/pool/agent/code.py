@@ -24,7 +24,7 @@ from ...targets import CudaSource, Kernel, is_device
 from ...targets import device as mark_device
 from ...targets.compiler import cloudpickle, names_of
 
-_lock = threading.RLock()  # reentrant, because pickling an object may call a device, which pickles
+_lock = threading.RLock()  # reentrant, because pickling an object may call a device, which pickles, too
 _made: weakref.WeakKeyDictionary[Any, Code] = weakref.WeakKeyDictionary()
 _PACKAGE = Path(__file__).parents[2]
 
@@ -279,7 +279,7 @@ def _device_functions(function: Any) -> list[Any]:
 
 
 def _culprit(function: Any) -> str | None:
-    """Return which object cannot be pickled, as text."""
+    """Return the object that cannot be pickled, as text."""
     if not isinstance(function, types.FunctionType):
         return None
     scope = function.__globals__
@@ -302,7 +302,7 @@ def _by_value() -> Iterator[None]:
     with _lock:
         added = []
         registered = pickling.list_registry_pickle_by_value()
-        for name, module in sys.modules.copy().items():  # of a copy, because a finalizer or a thread may import modules
+        for name, module in sys.modules.copy().items():  # a copy, because a finalizer or a thread may import
             if name not in registered and _is_users(name, module):
                 pickling.register_pickle_by_value(module)
                 added.append(module)
@@ -320,7 +320,7 @@ def _is_users(name: str, module: Any) -> bool:
     is_users = _users.get(name)
     if is_users is None:
         file = getattr(module, "__file__", None)
-        # cloudpickle sends __main__ by value in any case, and knows modules by their own names
+        # cloudpickle always sends __main__ by value, and identifies modules by their own names
         own = name == "__main__" or getattr(module, "__name__", None) != name
         path = Path(str(file)).absolute()
         is_users = bool(file) and not own and not any(path.is_relative_to(f) for f in (str(_PACKAGE), *_installed()))
@@ -334,7 +334,7 @@ def _installed() -> list[str]:
     folders = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
     with contextlib.suppress(AttributeError):
         folders |= {*site.getsitepackages(), site.getusersitepackages()}
-    # other folders with packages: of pip --target, or a second environment
+    # other folders with packages, such as from pip --target or of a second environment
     folders |= {path for path in sys.path if path and next(Path(path).glob("*.dist-info"), None) is not None}
     return sorted(folders)
 

@@ -16,14 +16,15 @@ from .runtime import Runtime
 from .timed_queue import TimedQueue
 
 HELPER, CLOSING = -1, -2
-"""Numbers of lanes without a stream: for single calls (`AgentState.helper` reuses it); for closing blocks of peers."""
+"""Numbers of lanes without a stream: for single calls (`AgentState.helper` reuses the lane), and for closing blocks of
+peers."""
 
 _SHORTEST, _LONGEST = 20e-6, 1e-3
 """Interval between two polls of marks, in seconds."""
 
 
 class LaneOwner(Protocol):
-    """The part of `AgentState` that its own parts use."""
+    """The interface of `AgentState` for its own parts."""
 
     runtime: Runtime
     transport: Transport
@@ -127,7 +128,7 @@ class Lane:
             except SkippedError as skipped:
                 if reply:
                     agent.refuse(reply, call, skipped.cause, earlier=True)
-            except BaseException as error:  # of any kind: the caller handles it
+            except BaseException as error:  # any exception: the caller handles it
                 agent.failed(self.number, sequence, call, reply, error)
             self.doing = ""
             # an idle lane must not hold the memory that its last call used
@@ -149,9 +150,9 @@ class Lane:
 
 
 class DeferredCalls:
-    """Makes calls in order, each after the device has reached its mark, if it has one.
+    """Makes calls in order. A call with a mark waits until the device has reached the mark.
 
-    Marks are polled in turn and do not block each other: one may be reached only after the reply for another.
+    Marks are polled in turn and do not block each other, because a mark may depend on the reply for another mark.
     """
 
     def __init__(self, agent: LaneOwner) -> None:
@@ -200,10 +201,10 @@ class DeferredCalls:
                     waiting.append((call, mark))
             nap = _SHORTEST if len(waiting) < len(marks) else min(2 * nap, _LONGEST)
             marks = waiting
-            item = call = mark = None  # type: ignore[assignment]  # or an idle thread would hold the last call's memory
+            item = call = mark = None  # type: ignore[assignment]  # or an idle thread would keep the last call's memory
 
     def _reached(self, mark: Any) -> bool:
         try:
             return self._agent.runtime.reached(mark)
-        except Exception:  # the lanes of a device that failed report it
+        except Exception:  # the lanes of a failed device report its failure
             return True

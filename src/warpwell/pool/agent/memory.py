@@ -13,9 +13,9 @@ from .runtime import Runtime
 
 
 class SkippedError(Exception):
-    """A call cannot run because an earlier one failed, which was reported, or the program has cancelled it.
+    """A call cannot run, because an earlier call failed (which was reported), or because the program has cancelled it.
 
-    It never leaves the agent, and the next synchronization does not report it.
+    The agent does not send this error, and the next synchronization does not report it.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class DeviceMemory:
     Attributes
     ----------
     shared : Shared, optional
-        Set when it is first offered to another agent; see `PeerMemory`.
+        Set when the memory is first offered to another agent; see `PeerMemory`.
     """
 
     def __init__(self, runtime: Runtime, nbytes: int) -> None:
@@ -78,7 +78,7 @@ class DeviceMemory:
             self.shared.unused(self.shared, self.block)
 
     def allocate(self) -> None:
-        """Allocate the memory once. After a failure, raise that failure in each call."""
+        """Allocate the memory once. After a failure, each call raises that failure."""
         if self.block is not None:
             return
         with self._lock:

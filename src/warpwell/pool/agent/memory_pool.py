@@ -1,7 +1,7 @@
 """`MemoryPool`: the pool from which this process allocates memory of a GPU; `ImportedPool`: a pool of another process.
 
-These are pools of the driver. The memory resources of cuda.core choose how much freed memory they keep, and let an
-allocation wait for a kernel; both would be wrong here.
+These are pools of the driver. The memory resources of cuda.core are not suitable here: they choose how much freed
+memory they keep, and an allocation may wait for a kernel.
 
 A process can send a CUDA memory pool to another process as a file descriptor over a socket, and each of its allocations
 as 64 bytes (CUDA driver API, "Stream Ordered Memory Allocator", interprocess communication support).

@@ -52,7 +52,7 @@ class PeerMemory:
     # -- receiver -------------------------------------------------------------------------------------------------
 
     def offer(self, copy: int, view: BufferView, peer: int) -> Any:
-        """Return the data with which the sender of a copy can write to a view, or None if it cannot or is lost.
+        """Return the data with which the sender of a copy can write to a view, or None if the sender cannot or is lost.
 
         The memory is kept until the sender has answered (`answered`).
 
@@ -75,14 +75,14 @@ class PeerMemory:
                     return None
                 if memory.shared is None:
                     memory.shared = Shared(next(_numbers), runtime.export(block), set(), self._unused)
-            except Exception:  # no descriptors or sockets are left: send the data
+            except Exception:  # out of descriptors or sockets: the sender sends the data instead
                 return None
             memory.shared.peers.add(peer)
             self._held[copy] = (peer, memory)
         return address, memory.shared.number, memory.shared.offer, view.offset
 
     def answered(self, copy: int, unable: int | None = None) -> None:
-        """Release the hold of a copy whose sender has stopped writing; `unable` is a peer that can never write here."""
+        """Release the memory of a copy whose sender has stopped writing; the peer `unable` can never write here."""
         self._held.pop(copy, None)
         if unable is not None:
             self._unable.add(unable)
@@ -101,7 +101,7 @@ class PeerMemory:
             self._agent.send(Op.RELEASE, number, to=peer)
 
     def released(self, peer: int, number: int) -> None:
-        """Record that a sender has closed a block, which is freed when all senders have."""
+        """Record that a sender has closed a block. When all senders have closed it, the block is freed."""
         with self._lock:
             peers = self._ending.get(number, (None, set()))[1]
             peers.discard(peer)
@@ -110,7 +110,7 @@ class PeerMemory:
 
     def lost(self, peer: int) -> None:
         """Close the blocks of a lost agent. Memory that it can write to is kept until `ended`."""
-        self._lost.add(peer)  # first, because `offer` and `open` check it last
+        self._lost.add(peer)  # first, because `offer` and `open` check `_lost` last
         if not self._agent.stopped and not isinstance(self._peers.get(peer, ""), str):
             self._agent.helper().put(0, "end of a lost agent's blocks", 0, 0, lambda _: self._close_all(peer))
 
@@ -119,7 +119,7 @@ class PeerMemory:
         with self._lock:
             self._lost.add(peer)
             self._dead.add(peer)
-            for copy, (sender, _) in list(self._held.items()):  # copied, because the main loop removes answered ones
+            for copy, (sender, _) in list(self._held.items()):  # copied, because the main loop removes answered copies
                 if sender == peer:
                     self._held.pop(copy, None)
             for number in list(self._ending):

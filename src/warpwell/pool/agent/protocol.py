@@ -16,7 +16,7 @@ from ... import errors
 from ...targets.compiler import cloudpickle
 
 INLINE = 64 << 10
-"""Maximum size of a copy that travels inside its message, in bytes."""
+"""Maximum size of the data of a copy that is sent inside its message, in bytes."""
 
 ACKNOWLEDGE_CALLS = 256
 """Number of calls after which a lane reports its progress."""
@@ -192,7 +192,7 @@ def pack_failure(error: BaseException) -> tuple[str, str, bytes | None]:
     try:
         pickled = cloudpickle().dumps(error)
         pickle.loads(pickled)
-    except Exception:  # code of the exception may raise anything
+    except Exception:  # the exception's own code may raise any exception
         pickled = None
     return _describe(error), text, pickled
 
@@ -213,7 +213,7 @@ def unpack_failure(packed: tuple[str, str, bytes | None], call: str, device: str
     if pickled is not None:
         try:
             cause = pickle.loads(pickled)
-        except Exception:  # its class is not known here
+        except Exception:  # the exception's class cannot be imported here
             cause = None
     error.__cause__ = cause if isinstance(cause, BaseException) else None
     error.add_note(f"on the device:\n{remote.rstrip()}")

@@ -22,10 +22,11 @@ Shape: TypeAlias = tuple[int, ...]
 _ALIGNMENT = 4096
 
 proof = np.frombuffer(os.urandom(16), np.uint8)
-"""A process that reads these bytes at their address has access to the memory of this process, not of another one."""
+"""A process that reads these bytes at their address has access to the memory of this process, and not of another
+process."""
 
 SPIN = 200e-6
-"""Time in seconds in which a mark is polled without a pause."""
+"""Time in seconds for which a mark is polled without a pause."""
 
 NAP = 20e-6
 """Pause between two polls after that, in seconds."""

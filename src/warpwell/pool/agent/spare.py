@@ -1,4 +1,4 @@
-"""`SpareDevice`: a device that an agent has only while it has joined the program (``--allocate use``)."""
+"""`SpareDevice`: a device that an agent has only while the device has joined the program (``--allocate use``)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SpareDevice:
     open_runtime : callable
         Returns the runtime.
     note : callable
-        Takes a line about the position in the queue of jobs that wait for GPUs.
+        Called with a line about the position in the queue of jobs that wait for GPUs.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class SpareDevice:
         self._claim: Claim | None = None
 
     def info(self) -> dict[str, Any]:
-        """Return what the agent reports in addition to the properties of its runtime."""
+        """Return the properties that the agent reports in addition to those of its runtime."""
         unknown = {"target": self._target, "memory": None} if self._runtime is None else {}
         return {**unknown, "joined": self._joined, "gpu": self._gpu}
 
@@ -57,7 +57,7 @@ class SpareDevice:
         Raises
         ------
         AgentError
-            Another job has the GPU for itself.
+            Another job has claimed the GPU.
         """
         if self._gpu is not None and not self._joined:
             self._claim = Claim(self._gpu)
@@ -84,7 +84,7 @@ class SpareDevice:
         lanes = [agent.lanes.pop(number) for number in list(agent.lanes)]
         for lane in lanes:
             lane.end()
-        for lane in lanes:  # the next stream with this number must not get its messages
+        for lane in lanes:  # the next stream with this number must not get the old stream's messages
             lane.thread.join(LANE_SECONDS)
         for objects in (agent.handles, agent.codes, agent.events, agent.signals):
             objects.clear()

@@ -114,7 +114,7 @@ class FarEnd:
         """Close all clients and the server."""
         for client in list(self.served.values()):
             client.close()
-        with contextlib.suppress(Exception):  # it could not be made
+        with contextlib.suppress(Exception):  # the server could not be created
             self._server.get("the server of the device", _OPEN_SECONDS).close()
 
     def _make_server(self, make: Callable[[], tuple[DriverServer, Path]]) -> None:

@@ -1,4 +1,4 @@
-"""`NearServer`: serves devices of other hosts to programs of this one. It mirrors the ring of each client.
+"""`NearServer`: serves devices of other hosts to programs of this host, and mirrors the ring of each client.
 
 Threads: one listens; the communicator's receiving thread calls `handle`; for each client, one reads the ring and sends
 messages, and one waits for bulk data. The receiving thread never sends and never blocks.
@@ -103,7 +103,7 @@ class NearServer(ClientListener):
     def facts(self, client: Client) -> bytes | None:
         remote = client.served
         assert isinstance(remote, Remote)
-        if remote.facts is not None:  # also if the agent is lost, because its device keeps the ordinal
+        if remote.facts is not None:  # even if the agent is lost, because its device keeps the ordinal
             return remote.facts
         remote.require_agent()
         if remote.refusal is not None:
@@ -285,7 +285,7 @@ class NearClient:
         self._server.served.pop(self.number, None)
         if not self.remote.lost:
             with contextlib.suppress(PoolError, ClosedError, StallError):
-                self._send(Kind.CLOSE)  # for any reason, the worker must exit; ignored if it has
+                self._send(Kind.CLOSE)  # the worker must exit after any failure; ignored if it has exited
         self.incoming.put(None)
         for transfer in self._transfers.values():
             if not transfer.done:

@@ -30,19 +30,19 @@ from . import cuda_programs, job_output
 from .member import Member, forget_launcher
 
 _INTERRUPTED = 130
-_FLUSH_FAILED = 120  # as Python's own
-_NOT_EXECUTED = 126  # as of a shell
+_FLUSH_FAILED = 120  # as Python does
+_NOT_EXECUTED = 126  # as a shell does
 _REPEAT_SECONDS = 0.01
 """Time until an interrupt is repeated: the interrupted finalizer has ended before that."""
 
-_status = _INTERRUPTED  # until the program has ended: only an interrupt ends the process before that
+_status = _INTERRUPTED  # set when the program has ended; before that, only an interrupt ends the process
 _ended = False
 
 
 def main(command: Sequence[str]) -> None:
     """Join the job, run the program, and end the process."""
     member = Member()
-    atexit.register(_finish)  # registered first, it is called last
+    atexit.register(_finish)  # registered first, so that it is called last
     try:
         chosen = member.wait_for_go()
         trace = os.environ.get("WARPWELL_POOL_TRACE")
@@ -102,7 +102,7 @@ def _run(command: Sequence[str], member: Member) -> int:
 
 
 def _run_compiled(command: Sequence[str], member: Member) -> int:
-    """Run a program in its own process group, which gets the signals; return the status that a shell would return."""
+    """Run a program in its own process group, which receives the signals; return the status as a shell would."""
     path = os.path.abspath(command[0])
     try:
         environ = cuda_programs.program_environ(path)
@@ -174,8 +174,8 @@ def _raise_again(unraisable: Any) -> None:
     except KeyboardInterrupt:
         is_interrupted = True
     if is_interrupted:
-        with contextlib.suppress(RuntimeError):  # no thread can be started while the process ends
-            # in another thread and later, because Python drops it here again; `threading` would take locks for it
+        with contextlib.suppress(RuntimeError):  # no thread can be started while the process exits
+            # later and in another thread, because Python would drop it here again; `threading` would acquire locks
             _thread.start_new_thread(_interrupt_soon, ())
 
 
@@ -198,7 +198,7 @@ def _interrupt_soon() -> None:
     time.sleep(_REPEAT_SECONDS)
     main_thread = threading.main_thread().ident
     if not _ended and main_thread is not None:
-        signal.pthread_kill(main_thread, signal.SIGINT)  # to whichever thread is in a system call
+        signal.pthread_kill(main_thread, signal.SIGINT)  # interrupts any thread that is in a system call
 
 
 def _close_pool(pool: devices.Devices, trace: str | None) -> None:
@@ -209,7 +209,7 @@ def _close_pool(pool: devices.Devices, trace: str | None) -> None:
 
 
 def _write_trace(trace: str, pool: devices.Devices) -> None:
-    """Write the calls on each device as JSON. If that fails, the program fails: its options request the trace."""
+    """Write the calls on each device as JSON. If this fails, the program fails, because it was requested."""
     global _status
     reports = []
     try:
@@ -225,7 +225,7 @@ def _write_trace(trace: str, pool: devices.Devices) -> None:
 
 
 def _finish() -> None:
-    """End the process, as its last exit handler: MPI's own end might wait forever."""
+    """End the process, as its last exit handler, because MPI's own exit handler might wait forever."""
     status = _status
     try:
         for stream in (sys.stdout, sys.stderr):
@@ -234,7 +234,7 @@ def _finish() -> None:
                     stream.flush()
             except (OSError, ValueError):
                 status = status or _FLUSH_FAILED
-    finally:  # also after an interrupt
+    finally:  # even after an interrupt
         os._exit(status)
 
 

@@ -1,8 +1,8 @@
-"""CUDA calls of the program reach the GPUs of the agents: the parts of launcher, supervisor and agents.
+"""Connects CUDA calls of the program to the GPUs of the agents: the parts of launcher, supervisor and agents.
 
 The launcher makes a folder inside the job's folder. An agent of this host that has a GPU serves its GPU there; the
-communicator serves the GPUs of other hosts (``pool/cuda``). The supervisor starts the program in an environment whose
-CUDA driver is the layer. Agents keep the real driver.
+communicator serves the GPUs of other hosts (``pool/cuda``). The supervisor starts the program in an environment in
+which the CUDA driver is the layer. Agents keep the real driver.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .reservation import Reservation
 JOB = "WARPWELL_POOL_CUDA"
 """Variable with settings for supervisor and agents as JSON: the program's environment, and the native parts."""
 DRIVER = "WARPWELL_CUDA_DRIVER"
-"""Variable with a driver library. Agents without a GPU serve one of its devices each; for tests."""
+"""Variable with a driver library. Each agent without a GPU serves one of its devices; for tests."""
 MAX_DEVICES = 64
 """Maximum number of devices of a program, which is the number of address ranges."""
 _EXIT = "WARPWELL_CUDA_EXIT"
@@ -38,8 +38,8 @@ _NOTES = "WARPWELL_CUDA_REFUSED"
 _NO_DRIVER = "this host has no CUDA driver"
 _OTHER_HOSTS = "name hosts with GPUs in --hosts, or omit --cuda pool to run only Warpwell's kernels"
 
-_SILENT = 1.0
-"""Time in seconds after which the compilation of the layer is reported."""
+_COMPILE_NOTE_SECONDS = 1.0
+"""Duration of the compilation of the layer, in seconds, after which a note reports it."""
 
 
 def prepare(options: RunOptions, folder: Path, environ: Mapping[str, str], away: bool) -> str | None:
@@ -66,7 +66,7 @@ def prepare(options: RunOptions, folder: Path, environ: Mapping[str, str], away:
     if obstacle:
         raise DeviceNotFoundError(f"--cuda pool is not possible: {'; '.join(obstacle)}", device="cuda")
     line = "warpwell: compiling the layer for CUDA programs, once on this machine (about 10 s)"
-    timer = threading.Timer(_SILENT, lambda: print(line, file=sys.stderr, flush=True))
+    timer = threading.Timer(_COMPILE_NOTE_SECONDS, lambda: print(line, file=sys.stderr, flush=True))
     timer.start()
     try:
         parts = build.parts()
@@ -80,7 +80,7 @@ def prepare(options: RunOptions, folder: Path, environ: Mapping[str, str], away:
     served.mkdir(mode=0o700)
     make_library_folder(served, parts.layer)
     changed = changes(served, {})  # the supervisor adds the library path of mpiexec
-    if options.cuda == "auto":  # "pool" also serves programs that can do without a GPU
+    if options.cuda == "auto":  # "pool" also serves programs that need no GPU
         changed[_EXIT] = "1"
     if options.explain_refused:
         changed[_NOTES] = str(served / "refused")
@@ -89,7 +89,7 @@ def prepare(options: RunOptions, folder: Path, environ: Mapping[str, str], away:
 
 
 def refusal(command: Sequence[str], options: RunOptions, environ: Mapping[str, str], away: bool) -> str | None:
-    """Return one line that states why a compiled program cannot use the pool's GPUs, or None.
+    """Return a line with the reason why a compiled program cannot use the pool's GPUs, or None.
 
     `command` is the program; the other parameters are those of `prepare`.
     """
@@ -99,15 +99,15 @@ def refusal(command: Sequence[str], options: RunOptions, environ: Mapping[str, s
 
 
 def missing_driver(command: Sequence[str], environ: Mapping[str, str]) -> str | None:
-    """Return one line if a compiled program is linked with CUDA and this host has no driver, or None.
+    """Return a line if a compiled program is linked with CUDA and this host has no driver, or None.
 
-    Such a program starts nevertheless, because it may use CUDA only if there is a driver.
+    Such a program starts nevertheless, because it may use CUDA only if a driver exists.
     """
     if driver() is not None or not is_compiled_program(command):
         return None
     if not uses_cuda(command[0], environ.get("LD_LIBRARY_PATH", "")):
         return None
-    return f"{command[0]} uses CUDA, which needs an NVIDIA driver, and {_NO_DRIVER}; install one"
+    return f"{command[0]} uses CUDA, which needs an NVIDIA driver, and {_NO_DRIVER}; install a driver"
 
 
 def is_compiled_program(command: Sequence[str]) -> bool:
@@ -126,14 +126,14 @@ def program_environ(program: str) -> dict[str, str]:
 
 
 def _obstacle(options: RunOptions, environ: Mapping[str, str], away: bool) -> tuple[str, str] | None:
-    """Return why CUDA calls of the program cannot reach the pool's GPUs, and what to do, or None."""
+    """Return the reason why CUDA calls of the program cannot reach the pool's GPUs, and the next step, or None."""
     if DRIVER in environ:
         return None
     if options.target == "cpu":
         return "no agent has a GPU with --target cpu", "omit one of the two options"
     if environ.get(LAYER):
         return "this process runs in a program of warpwell run and uses the GPUs of its pool", "omit --cuda pool"
-    if away and options.cuda == "pool":  # no driver is necessary here
+    if away and options.cuda == "pool":  # this host needs no driver
         return None
     if not has_driver(environ):
         return _NO_DRIVER, f"install NVIDIA's driver, {_OTHER_HOSTS}"
@@ -150,7 +150,7 @@ def describe_refused(folder: Path, options: RunOptions, environ: Mapping[str, st
         reason = "--cuda local was given" if options.cuda == "local" else reason
         return f"no CUDA call of the program went to the pool, because {reason}"
     try:
-        names = sorted(set((folder / "cuda" / "refused").read_text().splitlines()))  # some are sentences
+        names = sorted(set((folder / "cuda" / "refused").read_text().splitlines()))  # some names are sentences
     except OSError:
         return "the pool supports all functions of the CUDA driver that the program called"
     return f"the pool does not support these requests of the program to the CUDA driver: {', '.join(names)}"
@@ -175,7 +175,7 @@ def take_settings() -> dict[str, Any] | None:
 
 
 def native_parts(settings: Mapping[str, Any]) -> build.Built:
-    """Return the native parts that the launcher has made on this host."""
+    """Return the native parts that the launcher has built on this host."""
     return build.find_parts(Path(settings["parts"]))
 
 
@@ -204,7 +204,7 @@ def make_server(
         The native parts cannot be built on this host.
     """
     parts = build.parts() if away else native_parts(settings)
-    device = str(ordinal) if settings["driver"] else "0"  # `visible` has made the agent's GPU the first one
+    device = str(ordinal) if settings["driver"] else "0"  # `visible` has made the agent's GPU the first GPU
     folder = None if away else settings["folder"]
     server = DriverServer([device], driver=settings["driver"], folder=folder, first=ordinal, parts=parts, claim=claim)
     return server, parts.relay

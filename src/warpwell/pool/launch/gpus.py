@@ -42,7 +42,7 @@ def has_driver(environ: Mapping[str, str]) -> bool:
 
 
 def visible(own: str, gpus: Sequence[str]) -> str:
-    """Return an agent's ``CUDA_VISIBLE_DEVICES``: its own GPU first, which becomes ordinal 0, and then the others.
+    """Return an agent's ``CUDA_VISIBLE_DEVICES``: its own GPU, which becomes ordinal 0, and then all other GPUs.
 
     The agent does not compute on the other GPUs. But the copy engine can only write to GPUs that the process sees; to
     other GPUs, the driver copies with a kernel, which waits until multiprocessors are free (H200, driver 580). A

@@ -1,4 +1,4 @@
-"""`Host`, and how many agents each host gets: from ``--hosts``, a host file, or the environment of Slurm."""
+"""`Host`, and the number of agents of each host, from ``--hosts``, a host file, or the environment of Slurm."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def read_hostfile(path: str) -> list[Host]:
     ------
     MissingFileError
     ArgumentError
-        A line has neither form; the message names it.
+        A line has another form; the message names the line.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise MissingFileError(f"{path} does not exist; give a file with a host in each line", path=path) from error
+        raise MissingFileError(f"{path} does not exist; expected a file with a host in each line", path=path) from error
     found: list[Host] = []
     for number, line in enumerate(text.splitlines(), 1):
         name, *fields = line.partition("#")[0].split() or [""]

@@ -1,4 +1,4 @@
-"""`JobFiles`: the folders of one job on one host, which are removed when it ends."""
+"""`JobFiles`: the folders of one job on one host, which are removed when the job ends."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ JOB = "WARPWELL_POOL_JOB"
 """Variable that the launcher sets for all processes of a job: the job's name."""
 _PREFIX = "warpwell-pool-"
 _RANDOM = 4
-_OLD = 3600.0
-"""Age in seconds at which shared memory is removed if its launcher is not visible; it may be in another container."""
-_LONGEST = 50
-"""Maximum length of the folder for temporary files: paths of sockets have at most 107 characters."""
+_STALE_SECONDS = 3600.0
+"""Age in seconds at which shared memory is removed if its launcher is not visible, as in another container."""
+_MAX_FOLDER_BYTES = 50
+"""Maximum length of the path of the folder for temporary files, because paths of sockets have at most 107
+characters."""
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -40,17 +41,17 @@ class JobFiles:
 
     @classmethod
     def of_new_job(cls) -> JobFiles:
-        """Return the folders of a new job of this process, which `make` makes."""
+        """Return the folders of a new job of this process, which `make` creates."""
         return cls(f"{os.getpid()}{secrets.token_hex(_RANDOM)}")
 
     def make(self) -> None:
         """Make the folders; remove the folders of jobs whose launcher and supervisors were killed."""
         _sweep()
         self.folder.mkdir(mode=0o700)
-        # not yet under its name: with a file that is not locked, another launcher would remove the folder
+        # under a temporary name: another launcher would remove a folder whose file is not locked
         new = self.folder / "lock.new"
         self._lock = os.open(new, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)  # the lock ends with this process, however that ends
+        fcntl.flock(self._lock, fcntl.LOCK_EX)  # the kernel releases the lock when this process exits for any reason
         new.rename(self.folder / "lock")
         self.use()
 
@@ -77,7 +78,7 @@ class JobFiles:
 def base() -> Path:
     """Return the folder of all jobs of this user on this host."""
     folder = tempfile.gettempdir()
-    if len(folder) > _LONGEST:
+    if len(folder) > _MAX_FOLDER_BYTES:
         folder = "/tmp"
     path = Path(folder) / f"{_PREFIX}{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
@@ -92,7 +93,7 @@ def jobs() -> Iterator[tuple[JobFiles, bool]]:
         try:
             lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
-            continue  # being made, or being removed
+            continue  # another process creates or removes the folder
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -107,8 +108,8 @@ def _sweep() -> None:
     for files, alive in jobs():
         if not alive:
             files.remove()
-    for path in SHARED_MEMORY.glob(f"{_PREFIX}{os.getuid()}-*"):  # of jobs that had another folder for temporary files
+    for path in SHARED_MEMORY.glob(f"{_PREFIX}{os.getuid()}-*"):  # of jobs with another temporary folder
         launcher = path.name.rpartition("-")[2][: -2 * _RANDOM]
         with contextlib.suppress(OSError):
-            if not Path("/proc", launcher).exists() and path.stat().st_mtime < time.time() - _OLD:
+            if not Path("/proc", launcher).exists() and path.stat().st_mtime < time.time() - _STALE_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)

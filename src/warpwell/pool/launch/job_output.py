@@ -62,7 +62,7 @@ class MpiexecOutput:
             thread.join(_SETTLE_SECONDS)
 
     def _read(self, stream: IO[bytes], target: int) -> None:
-        block: list[bytes] | None = None  # between two rules, as mpiexec's texts are
+        block: list[bytes] | None = None  # mpiexec prints its messages between two rules
         for line in stream:
             if line.strip() in _RULES:
                 if block is None:
@@ -108,7 +108,7 @@ class AgentOutput:
             os.mkfifo(path, 0o600)
 
     def writers(self) -> dict[int, int]:
-        """Return the descriptors that replace 1 and 2; the notebook's kernel has opened the other ends."""
+        """Return the descriptors that replace 1 and 2. The notebook's kernel has opened the other ends."""
         found = {}
         for number, path in self._paths.items():
             found[number] = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # raises instead of waiting if no process reads
@@ -118,7 +118,7 @@ class AgentOutput:
     def show(self) -> None:
         """Start to write the text to the descriptors of this process."""
         for number, path in self._paths.items():
-            # also for writing, because a pipe without a writer would be at its end
+            # also open for writing, because a pipe without a writer returns end of file
             ends = os.open(path, os.O_RDWR), number
             threading.Thread(target=_show, args=ends, name="warpwell output", daemon=True).start()
 

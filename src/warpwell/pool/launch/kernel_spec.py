@@ -58,7 +58,7 @@ class KernelSpec:
             Another program has written a kernel of this name.
         """
         if self._is_foreign():
-            raise ArgumentError(f"{self.path} is a kernel of another program; give another --name", name="name")
+            raise ArgumentError(f"{self.path} is a kernel of another program; pass another --name", name="name")
         content = {
             "argv": [sys.executable, *_RUN_WORDS, "--notebook", *options, *_KERNEL_WORDS],
             "display_name": title,
@@ -82,9 +82,9 @@ class KernelSpec:
         Raises
         ------
         MissingFileError
-            It does not exist.
+            The specification does not exist.
         ArgumentError
-            Another program has written it.
+            Another program has written the specification.
         """
         if not self._file.exists():
             text = f"{self.path} is not a kernel; `jupyter kernelspec list` lists the kernels"
@@ -108,14 +108,14 @@ class KernelSpec:
 
 
 def kernels_folder(prefix: str | None, environ: Mapping[str, str]) -> Path:
-    """Return the folder in which Jupyter looks for kernels: below `prefix`, or else the user's.
+    """Return the folder in which Jupyter looks for kernels: below `prefix`, or by default the user's folder.
 
     Parameters
     ----------
     prefix : str, optional
         Prefix of an installation, such as `sys.prefix`.
     environ : mapping
-        May have ``JUPYTER_DATA_DIR`` and ``XDG_DATA_HOME``.
+        Environment variables; ``JUPYTER_DATA_DIR`` and ``XDG_DATA_HOME`` are used.
     """
     if prefix is not None:
         data = Path(prefix).absolute() / "share" / "jupyter"

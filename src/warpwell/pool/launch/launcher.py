@@ -1,4 +1,4 @@
-"""`Launcher`: starts an application and its agents, and ends them all, however the application ends."""
+"""`Launcher`: starts an application and its agents, and ends all of them for any end of the application."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ from .reservation import WAIT
 from .slurm import Allocation, step_environ
 from .versions import difference
 
-_GRACE = 1.0
-"""How long the reason for the end of a process may take to arrive, in seconds."""
+_EXIT_REASON_SECONDS = 1.0
+"""Time in seconds in which the reason for the end of a process must arrive."""
 _REVOKED_SECONDS = 30.0
-"""How long an application may take to exit when its allocation has ended, as in Slurm (KillWait)."""
+"""Time in seconds that an application has to exit when its allocation has ended, as in Slurm (KillWait)."""
 _END_SECONDS = 10.0
-"""More than a supervisor needs to end its member."""
+"""Time in seconds that supervisors have to end their members; they need less."""
 _LOST_MPIEXEC = 195
-"""Status with which PMIx ends a process whose mpiexec is gone (PMIX_ERR_LOST_CONNECTION, -61, as eight bits)."""
-_COMPILING = 600.0
-"""Seconds more that processes have while some compile the code that moves data, once on a machine."""
+"""Status with which PMIx ends a process whose mpiexec has exited (PMIX_ERR_LOST_CONNECTION, -61, as eight bits)."""
+_COMPILE_SECONDS = 600.0
+"""Additional seconds for the start while processes compile the code that moves data, once on a machine."""
 _TICK = 0.1
-_UNSEEN = 5.0
-"""Longest time between the connections of two supervisors of this host, which MPI starts one right after the other."""
-_IMPATIENT, _IN_A_ROW = 2, 3.0
-"""The n-th Ctrl-C within this number of seconds ends an application that has not ended by itself."""
+_MAX_CONNECT_SECONDS = 5.0
+"""Maximum seconds between the connections of two supervisors of this host, which MPI starts in direct succession."""
+_MAX_INTERRUPTS, _INTERRUPT_SECONDS = 2, 3.0
+"""After this number of Ctrl-C, each within this number of seconds of the previous, the launcher ends the
+application."""
 
 
 class Launcher:
@@ -69,16 +70,16 @@ class Launcher:
         self._unreserved: list[list[Connection]] = []
         self._status: int | None = None
         self._interrupts, self._interrupted = 0, 0.0
-        self._doom: tuple[float, AgentError | int] | None = None
+        self._end: tuple[float, AgentError | int] | None = None
         self._allowance = options.start
         self._checked, self._connected = 0.0, math.inf
         self._observers: list[Observer] = []
-        self._communicator: int | None = None  # its rank: it brings CUDA calls to agents of other hosts
+        self._communicator: int | None = None  # rank of the process that forwards CUDA calls to other hosts
         # Jupyter sets the variable for kernels that must end with it; a wrapper may be between Jupyter and this process
         self._parent = os.getppid() if options.notebook and os.environ.get("JPY_PARENT_PID") else None
 
     def run(self) -> int:
-        """Run the job until the application has ended and nothing is left of it; return the exit status.
+        """Run the job until the application and all other processes have ended; return the exit status.
 
         Raises
         ------
@@ -97,15 +98,15 @@ class Launcher:
         self._ft = options.ft and self._mpiexec.survives
         self._hosts = dict(enumerate((host.name for host in options.hosts for _ in range(host.agents or 1)), 1))
         self._files = JobFiles.of_new_job()
-        with self._starter() as connected:
+        with self._mpiexec_supervisor() as connected:
             self._files.make()
             if options.notebook:
                 AgentOutput(self._files.folder).make()
             self._listener = Listener(self._files, away)
-            starter = self._listener.serve(connected)
+            supervisor = self._listener.serve(connected)
             with self._signals(), standard_input() as self._stdin:
                 try:
-                    return self._run(starter, away)
+                    return self._run(supervisor, away)
                 finally:
                     self._stop()
                     if options.explain_refused:
@@ -113,10 +114,10 @@ class Launcher:
                         print(f"warpwell: {text}", file=sys.stderr)
 
     @contextlib.contextmanager
-    def _starter(self) -> Iterator[socket.socket]:
+    def _mpiexec_supervisor(self) -> Iterator[socket.socket]:
         """Start the supervisor of mpiexec, and yield the connection to it; at the end remove the files of the job.
 
-        The supervisor runs before there are files, so that it removes them whenever this process is killed.
+        The supervisor starts before the files are created, so that it removes them even if this process is killed.
         """
         connected, inherited = socket.socketpair()
         paths = os.pathsep.join(map(str, [self._files.folder, self._files.memory]))
@@ -141,13 +142,13 @@ class Launcher:
                     self._process.wait()
                     self._files.remove()
 
-    def _run(self, starter: Connection, away: bool) -> int:
+    def _run(self, supervisor: Connection, away: bool) -> int:
         environ = self._environ(away)
         ranks, folder = self._ranks_to_start(away), str(self._files.folder)
         command = self._mpiexec.line(ranks, environ, ft=self._ft, tcp=self._options.tcp, folder=folder)
         command = step_environ(os.environ, self._options.hosts) + command
         start = clock.monotonic()
-        starter.send(run=command, environ=dict(environ.items() - os.environ.items()))
+        supervisor.send(run=command, environ=dict(environ.items() - os.environ.items()))
         while self._status is None:
             with contextlib.suppress(Empty):
                 connection, message = self._listener.events.get(timeout=_TICK)
@@ -155,10 +156,10 @@ class Launcher:
                     self._on_message(connection, message)
                 elif message is not None:
                     self._on_signal(int(message["signal"]))
-            if self._status is None and self._doom is not None and clock.monotonic() > self._doom[0]:
-                if isinstance(self._doom[1], AgentError):
-                    raise self._doom[1]
-                self._status = self._doom[1]
+            if self._status is None and self._end is not None and clock.monotonic() > self._end[0]:
+                if isinstance(self._end[1], AgentError):
+                    raise self._end[1]
+                self._status = self._end[1]
             if self._status is None and self._parent not in (None, os.getppid()):
                 self._status = -signal.SIGHUP
             if self._allocation is not None and self._allocation.is_revoked():
@@ -192,7 +193,7 @@ class Launcher:
                 self._phase = "running"
                 self._ranks[0].send(start=True)
                 if self._options.notebook:
-                    with contextlib.suppress(OSError):  # it has ended by now
+                    with contextlib.suppress(OSError):  # the notebook's kernel has ended
                         self._output.targets = AgentOutput(self._files.folder).writers()
         elif "failed" in message:
             if self._phase != "running":
@@ -218,8 +219,8 @@ class Launcher:
             return
         connection.kill()
         if connection.role == "application":
-            # its supervisor was killed, or mpiexec has ended it because an agent was lost: there is no status
-            self._fail(-signal.SIGKILL, 0.0 if self._ft else _GRACE)
+            # there is no status, because its supervisor was killed, or mpiexec has ended it after the loss of an agent
+            self._fail(-signal.SIGKILL, 0.0 if self._ft else _EXIT_REASON_SECONDS)
         elif connection.role != "mpiexec":
             self._on_loss(connection)
 
@@ -234,7 +235,7 @@ class Launcher:
             self._status = status
 
     def _on_mpiexec_end(self, status: int) -> None:
-        if self._doom is None or isinstance(self._doom[1], int):
+        if self._end is None or isinstance(self._end[1], int):
             self._output.settle()
             self._fail(AgentError(f"mpiexec ended with status {status}{self._output.messages()}"))
 
@@ -247,7 +248,7 @@ class Launcher:
             advice = "omit --no-ft" if self._mpiexec.survives else "use Open MPI"
             text = f"{agent} is lost ({reason}); to continue after a loss, {advice}"
             self._fail(AgentError(text, agent=agent))
-        for each in self._ranks.values():  # MPI may not report an agent that exits, and its silence is noticed unready
+        for each in self._ranks.values():  # MPI may report an exited agent late or never
             if each is not connection and each.is_open:
                 each.send(lost=connection.rank)
 
@@ -259,10 +260,10 @@ class Launcher:
         self._on_signal(signal.SIGTERM)
         self._fail(-signal.SIGTERM, _REVOKED_SECONDS)
 
-    def _fail(self, why: AgentError | int, seconds: float = _GRACE) -> None:
-        """End the job with this soon; not at once, because the status of an ended application may be on its way."""
-        if self._doom is None or isinstance(self._doom[1], int):
-            self._doom = (clock.monotonic() + seconds, why)
+    def _fail(self, why: AgentError | int, seconds: float = _EXIT_REASON_SECONDS) -> None:
+        """End the job with this result after `seconds`, because the status of an ended application may still arrive."""
+        if self._end is None or isinstance(self._end[1], int):
+            self._end = (clock.monotonic() + seconds, why)
 
     def _start_when_joined(self) -> None:
         if self._phase != "join" or sum("joined" in c.facts for c in self._ranks.values()) < self._count():
@@ -284,9 +285,9 @@ class Launcher:
         self._reserve_next()
 
     def _reserve_next(self) -> None:
-        """Have the next host reserve its GPUs; start all processes when each host has them.
+        """Let the next host reserve its GPUs. When all hosts have reserved theirs, start all processes.
 
-        The hosts do it in the order of their names, so that two jobs cannot wait for each other.
+        Hosts reserve GPUs in the order of their names, so that two jobs cannot wait for each other.
         """
         if self._unreserved:
             found = self._unreserved.pop(0)
@@ -316,15 +317,15 @@ class Launcher:
             connection.send(go=decided.get(connection.rank, {}))
 
     def _check_start(self, seconds: float) -> None:
-        """Raise if the processes have had enough time to become ready."""
+        """Raise AgentError if processes are not ready after the start timeout."""
         if self._phase == "reserve" or any(c.facts.get("compiling") for c in self._ranks.values()):
-            longest = self._options.start + self._options.wait + _COMPILING
+            longest = self._options.start + self._options.wait + _COMPILE_SECONDS
             self._allowance = min(self._allowance + seconds - self._checked, longest)
         self._checked = seconds
-        if clock.monotonic() > self._connected + _UNSEEN:
+        if clock.monotonic() > self._connected + _MAX_CONNECT_SECONDS:
             for rank in range(self._count()):
                 if rank not in self._ranks and is_here(self._hosts.get(rank, "localhost")):
-                    agent = self._name(rank)  # its supervisor was killed before it connected
+                    agent = self._name(rank)  # the supervisor was killed before it connected
                     raise AgentError(f"{agent} ended before it was ready{self._output.messages()}", agent=agent)
         if seconds < self._allowance:
             return
@@ -337,7 +338,7 @@ class Launcher:
                 agent = self._name(self._communicator)
                 raise AgentError(f"not ready {after}: {agent}{self._output.messages()}", agent=agent)
             raise AgentError(f"the application was not ready {after}")
-        # do not blame those that only wait for others: name stopped processes first, then hosts that do not answer
+        # some processes only wait for others, so name stopped processes first, then hosts that do not answer
         stopped = [rank for rank in unready if facts[rank].get("stopped")]
         unready = sorted(stopped or unready, key=lambda rank: (bool(facts[rank]), is_here(self._hosts[rank]), rank))
         first, hint = self._hosts[unready[0]], ", which is stopped" if len(stopped) == 1 else ""
@@ -378,14 +379,14 @@ class Launcher:
     def _on_signal(self, number: int) -> None:
         application = self._ranks.get(0)
         if self._options.notebook and number == signal.SIGINT:
-            # it ends the cell that runs, however often it comes; during the start no cell runs
+            # each Ctrl-C only ends the running cell; during the start, no cell runs
             if self._phase == "running" and application is not None:
                 application.send(signal=number)
             return
         now = clock.monotonic()
-        self._interrupts = self._interrupts + 1 if now - self._interrupted < _IN_A_ROW else 1
+        self._interrupts = self._interrupts + 1 if now - self._interrupted < _INTERRUPT_SECONDS else 1
         self._interrupted = now
-        if self._phase != "running" or application is None or self._interrupts >= _IMPATIENT:
+        if self._phase != "running" or application is None or self._interrupts >= _MAX_INTERRUPTS:
             self._status = -number
         else:
             application.send(signal=number)
@@ -393,7 +394,7 @@ class Launcher:
     # -- the end -----------------------------------------------------------------------------------------------
 
     def _stop(self) -> None:
-        """Have all supervisors end their members, and kill those that do not."""
+        """Let all supervisors end their members; kill supervisors and members that do not end."""
         self._listener.close()
         for connection in self._connections:
             connection.send(end=True)
@@ -452,7 +453,7 @@ class Launcher:
 
 
 def several(texts: Sequence[str]) -> str:
-    """Join texts for a message; of more than five, the first four and the number of the remaining ones."""
+    """Join texts for a message; if there are more than five, only the first four and the number of the rest."""
     return ", ".join(texts if len(texts) <= 5 else [*texts[:4], f"and {len(texts) - 4} more"])
 
 

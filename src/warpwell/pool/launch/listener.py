@@ -1,6 +1,6 @@
-"""`Listener`: where the supervisors of a job connect to its launcher, and stay connected.
+"""`Listener`: the socket on which the launcher of a job accepts connections of the job's supervisors.
 
-`ask_job` connects there from outside; an `Observer` collects the agents' answers for it.
+`ask_job` connects to this socket from another process, and an `Observer` collects the agents' answers for the caller.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .job_files import JobFiles
 from .supervise import JsonLines
 
 _ANSWER_SECONDS = 2.0
-"""Time in which agents must answer an observer. An agent whose call holds the GIL may not answer."""
+"""Time in which agents must answer an observer. An agent does not answer while a call holds the GIL."""
 _ASK_SECONDS = 5.0
 
 
@@ -86,7 +86,7 @@ class Listener:
     Attributes
     ----------
     events : TimedQueue
-        ``(connection, message)`` for each message, and ``(connection, None)`` when a connection has closed.
+        ``(connection, message)`` for each message; ``(connection, None)`` after a connection has closed.
     token : str
         The password that each process must send first.
     address : str
@@ -201,13 +201,13 @@ def ask_job(files: JobFiles) -> list[dict[str, Any]]:
 
 
 def _names() -> list[str]:
-    """Return possible addresses of this host for other hosts, the best first."""
+    """Return possible addresses of this host for other hosts, the best address first."""
     if address := os.environ.get("WARPWELL_POOL_HOST"):
         return [address]
     found = [socket.gethostname()]
     with contextlib.suppress(OSError):
         found += [str(info[4][0]) for info in socket.getaddrinfo(found[0], None, type=socket.SOCK_STREAM)]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("10.255.255.255", 1))  # sends nothing, but the kernel chooses the address of the sender
+        probe.connect(("10.255.255.255", 1))  # sends no data, but the kernel chooses the sender's address
         found.append(probe.getsockname()[0])
     return [name for name in dict.fromkeys(found) if ":" not in name] + ["127.0.0.1"]

@@ -1,4 +1,4 @@
-"""`Member`: a process of a job, connected to its supervisor; `serve`: one that works for the application."""
+"""`Member`: a process of a job, connected to its supervisor; `serve`: runs a process that serves the application."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ TRANSPORT = "WARPWELL_POOL_TRANSPORT"
 """``module:function``. The function gets the transport of a process and returns its replacement."""
 
 joined = False
-"""Whether this process is one of a job."""
+"""Whether this process belongs to a job."""
 
 _GO_SECONDS = 600.0
-"""More than the launcher itself would wait."""
+"""Timeout in seconds for the launcher's decisions; longer than the launcher itself waits."""
 _OF_LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "WARPWELL_POOL_")
 _USER_VARIABLES = ("WARPWELL_POOL_TIMEOUT", "WARPWELL_POOL_STALL")
 
@@ -52,14 +52,14 @@ class Member(JsonLines):
         self.send(joined={"versions": versions(), **facts})
 
     def wait_for_go(self, reserve: Callable[..., list[str]] = list) -> dict[str, Any]:
-        """Wait until all processes have joined; return the decisions of the launcher for this one.
+        """Wait until all processes have joined; return the launcher's decisions for this process.
 
-        No process enters MPI before all have joined, because MPI would wait for a dead one forever.
+        No process enters MPI before all have joined, because MPI would wait forever for a process that has died.
 
         Parameters
         ----------
         reserve : callable
-            Returns the GPUs of this host that the job has for itself, if the launcher requests that from this process.
+            Reserves GPUs of this host for the job and returns them; called if the launcher requests this.
 
         Raises
         ------
@@ -73,7 +73,7 @@ class Member(JsonLines):
                 threading.Thread(target=self._receive, name="warpwell member", daemon=True).start()
                 decisions: dict[str, Any] = message["go"]
                 return decisions
-            if "reserve" not in message:  # an observer asks all agents, and gets no answer of those that start
+            if "reserve" not in message:  # an observer asks all agents; starting agents do not answer
                 continue
             try:
                 self.send(reserved=reserve(**message["reserve"]))
@@ -86,7 +86,7 @@ class Member(JsonLines):
         self._calls.append((name, call))
 
     def wait_for_start(self) -> None:
-        """Report that this process is ready, and wait until all are: from then on the launcher passes signals on."""
+        """Report that this process is ready, and wait until all are. After that, the launcher forwards signals."""
         started = threading.Event()
         self.on("start", lambda _: started.set())
         self.send(ready=True)
@@ -95,8 +95,8 @@ class Member(JsonLines):
     def wait_for_end(self) -> None:
         """Wait until the supervisor ends this process.
 
-        It must not exit before: mpiexec would end the application, too, and a program that the application has executed
-        may use this device, but not MPI.
+        An earlier exit would make mpiexec end the application; and a program that the application has executed may use
+        this device, but not MPI.
         """
         threading.Event().wait()
 
@@ -117,7 +117,7 @@ class Member(JsonLines):
             See `named_transport`.
         """
         global joined
-        from ..transport.mpi_transport import compiled_loop  # slow: it loads LLVM; the launcher knows of the process
+        from ..transport.mpi_transport import compiled_loop  # slow, because it loads LLVM
 
         self.send(compiling=True)
         compiled_loop()
@@ -125,10 +125,10 @@ class Member(JsonLines):
         folder = os.environ.get("TMPDIR")
         if self._memory.is_dir():
             os.environ["OMPI_MCA_btl_sm_backing_directory"] = str(self._memory)
-            os.environ["TMPDIR"] = str(self._memory)  # without its mpiexec, Open MPI would leave a folder in the user's
+            os.environ["TMPDIR"] = str(self._memory)  # if mpiexec dies, Open MPI leaves a folder in the user's
         import mpi4py
 
-        mpi4py.rc.finalize = False  # it would wait forever for processes that have exited
+        mpi4py.rc.finalize = False  # MPI would wait forever for processes that have exited
         from ..transport.mpi_transport import MpiTransport
 
         try:
@@ -146,9 +146,9 @@ class Member(JsonLines):
 
 
 def serve(work: Callable[[Member], None], **facts: Any) -> NoReturn:
-    """Call ``work(member)``, which does not return, and report why it fails."""
+    """Call ``work(member)``, which does not return, and report its failure."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_IGN)  # the launcher handles them
+        signal.signal(number, signal.SIG_IGN)  # the launcher handles signals
     member = Member(**facts)
     try:
         work(member)
@@ -159,7 +159,7 @@ def serve(work: Callable[[Member], None], **facts: Any) -> NoReturn:
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)  # MPI's own end would wait for processes that have exited
+    os._exit(1)  # MPI's own exit handler would wait for processes that have exited
 
 
 def named_transport(name: str) -> Callable[[Transport], Transport]:

@@ -1,4 +1,4 @@
-"""`Mpiexec`: the program that starts the processes of a job, and the line for it."""
+"""`Mpiexec`: the program that starts the processes of a job, and its command line."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _NO_MPI = (
     f"mpiexec is not next to {{python}} and not on PATH: install {extra('mpi')}, which includes mpiexec, or add the "
     f"mpiexec of your MPI to PATH"
 )
-_OLD = "OpenRTE"
+_OLD_NAME = "OpenRTE"
 """The name of mpiexec in the output of Open MPI before version 5."""
-_MARKS = {"openmpi": ("Open MPI", "PRRTE"), "mpich": ("HYDRA", "MPICH", "Intel(R) MPI")}
+_NAMES_IN_VERSION = {"openmpi": ("Open MPI", "PRRTE"), "mpich": ("HYDRA", "MPICH", "Intel(R) MPI")}
 """Parts of the output of ``mpiexec --version`` that identify its kind."""
-_CARRIED = ("WARPWELL_", "NUMBA_", "PYTHON", "OMPI_MCA_", "UCX_")
-"""Prefixes of variables that are sent to every host: Open MPI sends none by itself."""
+_SENT_PREFIXES = ("WARPWELL_", "NUMBA_", "PYTHON", "OMPI_MCA_", "UCX_")
+"""Prefixes of variables that are sent to every host, because Open MPI sends none by itself."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Processes of one kind on one host, with consecutive ranks; `host` None means this host."""
+    """Processes of one role on one host, with consecutive ranks; `host` None means this host."""
 
     count: int
     command: Sequence[str]
@@ -59,7 +59,7 @@ class Mpiexec:
         Raises
         ------
         AgentError
-            mpiexec does not exist, has another kind, or is too old.
+            mpiexec does not exist, is of another MPI, or is too old.
         """
         neighbor = Path(python).parent / "mpiexec"
         found = path or (str(neighbor) if os.access(neighbor, os.X_OK) else None) or shutil.which("mpiexec")
@@ -71,16 +71,16 @@ class Mpiexec:
                 command, stdin=null, capture_output=True, text=True, timeout=_VERSION_SECONDS, env=environ
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise AgentError(f"{found} --version: {error}; check the MPI that it belongs to") from error
+            raise AgentError(f"{found} --version: {error}; check the installation of this MPI") from error
         output = (done.stdout + done.stderr).strip()
         first = output.partition("\n")[0].strip()
-        for kind, marks in _MARKS.items():
+        for kind, marks in _NAMES_IN_VERSION.items():
             if any(mark in output for mark in marks):
                 return cls(found, kind, first)
-        if _OLD in output:
+        if _OLD_NAME in output:
             raise AgentError(
                 f"{found} is an Open MPI from before version 5 ({first[:100]}): install {extra('mpi')}, which includes "
-                f"a newer version, and put its mpiexec first on PATH, or name it with --mpiexec"
+                f"a newer version, and put its mpiexec first on PATH, or pass its path as --mpiexec"
             )
         raise AgentError(
             f"{found} is not the mpiexec of Open MPI or MPICH (--version prints {first[:100] or 'nothing'!r}): put one "
@@ -119,15 +119,15 @@ class Mpiexec:
         mpich, away = self.kind == "mpich", any(each.host is not None for each in ranks)
         command = [self.path]
         if not mpich:
-            # the fastest start: other settings of Open MPI probe for absent networks for seconds
+            # other settings of Open MPI probe for absent networks for seconds at the start
             command += ["--with-ft", "ulfm"] if ft else []
             command += ["--mca", "pml", "ob1"] if ft or tcp else []
             command += ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
             command += ["--mca", "btl", "tcp,self"] if tcp else []
-            # in a Slurm job, its hosts would be the only possible ones, without the host of the application
+            # in a Slurm job, only its hosts would be possible, and not the host of the application
             command += ["--prtemca", "ras", "^slurm"] if environ.get("SLURM_JOB_ID") else []
             command += ["--prtemca", "prte_local_tmpdir_base", folder] if folder is not None else []
-        carried = [name for name in sorted(environ) if name.startswith(_CARRIED)] if away and not mpich else []
+        carried = [name for name in sorted(environ) if name.startswith(_SENT_PREFIXES)] if away and not mpich else []
         for number, each in enumerate(ranks):
             command += [":"] if number else []
             command += ["-n", str(each.count)]

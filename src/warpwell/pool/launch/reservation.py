@@ -1,8 +1,8 @@
-"""GPUs between jobs: `Claim`, a GPU that a process uses, and `Reservation`, the next GPUs that become free.
+"""Coordinates GPUs between jobs: `Claim`, a GPU that a process uses; `Reservation`, the next GPUs that become free.
 
-All state is locks in one folder of the host, which the kernel releases when their process ends. Each GPU has a file of
-which two bytes are locked: the first by the job that has the GPU for itself, the second by the processes that use it.
-Each waiting job has a *ticket*, a locked file in the subfolder ``queue``; the lowest number is first.
+All state is locks in one folder of the host, which the kernel releases when their process ends. Each GPU has a file
+with two lockable bytes: the job that has the GPU exclusively locks the first, and the processes that use the GPU lock
+the second. Each waiting job has a *ticket*, a locked file in the subfolder ``queue``; the lowest number is first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ...errors import AgentError
 WAIT = "WARPWELL_CUDA_WAIT"
 """Variable with the seconds that a job or its CUDA program may wait for GPUs."""
 FOLDER = "WARPWELL_GPU_LOCKS"
-"""Variable that names another folder than `DEFAULT_FOLDER`; jobs see each other if they have the same folder."""
+"""Variable that replaces `DEFAULT_FOLDER`. Only jobs with the same folder coordinate."""
 DEFAULT_FOLDER = "/tmp/warpwell-gpus"
 POLL_SECONDS = 0.25
 """Interval at which a waiting job looks for free GPUs."""
@@ -45,7 +45,7 @@ class Claim:
     ----------
     uuid : str
     exclusive : bool
-        No other process may use it, unless it takes a claim that is not exclusive.
+        No other process may use the GPU, except with a claim that is not exclusive.
 
     Raises
     ------
@@ -70,14 +70,14 @@ class Claim:
     def free(self) -> None:
         """Release the GPU."""
         if self._file is not None:
-            for byte in (_OWN, _USED):  # closing would not: a forked child has the file open, too
+            for byte in (_OWN, _USED):  # closing would not unlock, because a forked child has the file open, too
                 _lock(self._file, byte, fcntl.F_UNLCK)
             os.close(self._file)
             self._file = None
 
 
 def user_of(uuid: str) -> str | None:
-    """Return the process that uses a GPU, alone or shared, and its user, as text; None if the GPU is free."""
+    """Return the process that uses a GPU, exclusively or not, and its user, as text; None if the GPU is free."""
     file = _open(uuid, make=False)
     if file is None:
         return None
@@ -97,27 +97,27 @@ def users(gpus: Iterable[str]) -> Mapping[str, str]:
 
 
 class Reservation:
-    """GPUs that a job gets for itself, as soon as the jobs before it in the queue have theirs.
+    """GPUs that a job gets exclusively after the jobs before it in the queue have their GPUs.
 
     Parameters
     ----------
     gpus : sequence of str
-        UUIDs of which any will do.
+        UUIDs of the GPUs to choose from.
     count : int
     wait : float
         Seconds after which `poll` raises.
     note : callable
-        Takes a line about the position in the queue, at once and every `NOTE_SECONDS`.
+        Called with a line about the position in the queue, at once and every `NOTE_SECONDS`.
 
     Attributes
     ----------
     has_looked : bool
-        Whether `poll` has had the lock of the queue, so that it knows which GPUs are free.
+        Whether `poll` has had the lock of the queue, and has checked which GPUs are free.
 
     Raises
     ------
     AgentError
-        There are fewer than `count`.
+        `gpus` has fewer than `count` items.
     """
 
     def __init__(self, gpus: Sequence[str], count: int, wait: float = 0.0, note: Callable[[str], None] = print) -> None:
@@ -134,7 +134,7 @@ class Reservation:
             raise AgentError(f"{self.shortage()}: start fewer, add hosts, or use --share-gpu")
 
     def poll(self) -> list[str]:
-        """Claim the GPUs if that is possible; return them, or nothing.
+        """Claim the GPUs if possible, and return them; otherwise return an empty list.
 
         Raises
         ------
@@ -151,9 +151,9 @@ class Reservation:
                 for uuid in free[: self._count] if len(free) >= self._count else ():
                     self._claims.append(Claim(uuid, exclusive=True))
                     self._reserved.append(uuid)
-        except AgentError:  # a process that shares GPUs has one of them since `_free` looked
+        except AgentError:  # a process that shares GPUs has claimed one since `_free` checked
             self._release()
-        except BlockingIOError:  # another process is in the queue
+        except BlockingIOError:  # another process has the lock of the queue
             limit += LOCK_SECONDS
         except OSError as error:
             _report_unusable(", ".join(self._gpus), error)
@@ -181,7 +181,7 @@ class Reservation:
         self._claims, self._reserved = [], []
 
     def _free(self, folder: Path) -> list[str]:
-        """Return the free GPUs that no job before this one in the queue wants; enter the queue."""
+        """Enter the queue; return the free GPUs that no earlier job in the queue wants."""
         numbers = sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
         if self._ticket is None:
             self._ticket = folder / str(numbers[-1] + 1 if numbers else 1)
@@ -204,7 +204,7 @@ class Reservation:
         self._ticket = self._lock = None
 
     def shortage(self) -> str:
-        """Return what is missing, with the holders of all GPUs of the host: two jobs may wait for each other."""
+        """Return the shortage as text, with the users of all GPUs of the host: two jobs may wait for each other."""
         count, folder = len(self._gpus), _folder(make=False)
         used = users(sorted(set(os.listdir(folder)) - {"queue"})) if folder.is_dir() else {}
         text = f"{self._count} GPU{'s' * (self._count > 1)} of the {count or 'no'} on host {socket.gethostname()}"
@@ -216,18 +216,18 @@ class Reservation:
 
 @contextlib.contextmanager
 def _queue() -> Iterator[Path]:
-    """Yield the folder of tickets with a lock on it; raise BlockingIOError if another process holds that."""
+    """Yield the locked folder of tickets; raise BlockingIOError if another process has the lock."""
     folder = _folder() / "queue"
     with contextlib.suppress(FileExistsError):
         folder.mkdir()
-        folder.chmod(0o777)  # all users: each removes the tickets that killed processes have left
+        folder.chmod(0o777)  # writable for all users, because each removes the tickets of killed processes
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
             yield folder
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # closing would not: another thread may have forked a child
+            fcntl.flock(file, fcntl.LOCK_UN)  # closing would not unlock, because another thread may have forked a child
     finally:
         os.close(file)
 
@@ -250,22 +250,22 @@ def _read_ticket(ticket: Path) -> set[str]:
 
 
 def _folder(*, make: bool = True) -> Path:
-    """Return the folder of all locks; make it."""
+    """Create and return the folder of all locks."""
     folder = Path(os.environ.get(FOLDER) or DEFAULT_FOLDER)
     if make:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
-            folder.chmod(0o1777)  # all users: a lock needs a file that one may write
+            folder.chmod(0o1777)  # writable for all users, because a lock needs a writable file
     return folder
 
 
 def _open(uuid: str, *, make: bool = True) -> int | None:
-    """Open the file of a GPU; return None if that fails, with a note on stderr if the file was to be made."""
+    """Open the file of a GPU; return None if that fails. With `make`, print a note in that case."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         path = _folder(make=make) / uuid
         try:
-            file = os.open(path, flags)  # not O_CREAT: the kernel may forbid that to others than its owner
+            file = os.open(path, flags)  # without O_CREAT, which the kernel may forbid to users other than the owner
         except FileNotFoundError:
             if not make:
                 return None
@@ -283,11 +283,11 @@ def _open(uuid: str, *, make: bool = True) -> int | None:
 
 def _report_unusable(gpus: str, error: OSError) -> None:
     advice = f"set {FOLDER} to a folder that all users of this host may write"
-    print(f"warpwell: note: {gpus} cannot be kept from other jobs ({error}): {advice}", file=sys.stderr)
+    print(f"warpwell: note: {gpus} cannot be reserved against other jobs ({error}): {advice}", file=sys.stderr)
 
 
 def _lock(file: int, byte: int, kind: int) -> bool:
-    """Lock a byte for this open file; return False if another open file has a lock that excludes it."""
+    """Lock a byte for this open file; return False if a lock of another open file conflicts."""
     try:
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, byte, 1, 0))
     except (BlockingIOError, PermissionError):

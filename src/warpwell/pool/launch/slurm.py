@@ -23,13 +23,13 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 _QUERY_SECONDS = 20.0
 _RELEASE_SECONDS = 10.0
-"""Time that salloc has to release an allocation, before it is killed."""
+"""Time that salloc has to release an allocation, after which it is killed."""
 _DETAILS = re.compile(r"\bNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
 """Nodes of a job and their resources, as in ``Nodes=n[1-2] CPU_IDs=0-3 Mem=0 GRES=gpu:a100:2(IDX:0-1)``."""
 _INDICES = re.compile(r"\bgpu(?::[^:,()]+)*\(IDX:([\d,-]+)\)")
 _COUNTS = re.compile(r"\bgpu(?::[^:,()]+)*:(\d+)")
 _UNCONFIGURED = "Could not establish a configuration source"
-"""Part of the error of a Slurm command on a host that has the package but belongs to no cluster."""
+"""Part of the error of a Slurm command on a host that has the package but does not belong to a cluster."""
 _STEP_VARIABLES = (
     "SLURM_GPUS",
     "SLURM_GPUS_PER_NODE",
@@ -40,11 +40,11 @@ _STEP_VARIABLES = (
 )
 """Variables from which srun takes the GPUs of a step."""
 _HOLDER = "import json, os, sys; print(json.dumps(dict(os.environ)), flush=True); sys.stdin.read()"
-"""The program for which salloc keeps an allocation: it ends when the process that started salloc closes the pipe."""
+"""The program that salloc runs in an allocation. It ends when the process that started salloc closes the pipe."""
 
 
 def use_job(environ: MutableMapping[str, str], target: str) -> list[Host]:
-    """Return the hosts of the Slurm job; an empty list outside of one.
+    """Return the hosts of the Slurm job; an empty list outside of a job.
 
     Slurm sets ``CUDA_VISIBLE_DEVICES`` in steps and batch scripts, but not for a command of salloc: this function sets
     it then to the GPUs of the job on this host.
@@ -66,8 +66,8 @@ def use_job(environ: MutableMapping[str, str], target: str) -> list[Host]:
 def step_environ(environ: Mapping[str, str], hosts: Sequence[Host]) -> list[str]:
     """Return the start of a command that gives the job's GPUs to a step that runs one process on each other host.
 
-    mpiexec starts such a step with srun, which would give it the GPUs of one task (``--gpus-per-task``), or fail
-    because the step has fewer hosts than the job (``--gpus``).
+    mpiexec starts such a step with srun. Without these options, srun would give the step the GPUs of one task
+    (``--gpus-per-task``), or fail because the step has fewer hosts than the job (``--gpus``).
     """
     gpus = _gpus(environ) or {}
     count = sum(len(indices.split(",")) for h in hosts if (indices := gpus.get(h.name)) and not is_here(h.name))
@@ -136,12 +136,12 @@ class Allocation:
             [*command, sys.executable, "-I", "-S", "-c", _HOLDER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C is for the program
+            start_new_session=True,  # Ctrl-C must reach only the program
             preexec_fn=functools.partial(end_with_parent, signal.SIGTERM),
         )
         assert self._salloc.stdout is not None
         try:
-            # a plugin of the cluster may write lines before it
+            # a plugin of the cluster may write lines before the JSON object
             line = next((line for line in self._salloc.stdout if line.startswith(b"{")), b"")
             if not line:
                 raise PoolError(
@@ -179,7 +179,7 @@ class Allocation:
 
 
 def _check_size(tasks: int, with_gpus: bool) -> None:
-    """Raise if all nodes of the cluster together are too small: Slurm itself may let the job wait forever."""
+    """Raise if all nodes of the cluster together are too small, because Slurm itself may let the job wait forever."""
     nodes = dict(re.findall(r"^(\S+) (.*)$", _query("sinfo", "-h", "-N", "-o", "%N %c %G"), re.MULTILINE))
     found = {"core": sum(int(text.split()[0]) for text in nodes.values())}
     if with_gpus:

@@ -1,11 +1,13 @@
-"""The parent of every process of a job: it reports how its member ends, and ends it with the job.
+"""The parent of each process of a job: reports the exit of its member, and ends the member with the job.
 
-The launcher starts one for mpiexec, and mpiexec one for each rank: as a file, without the package and without site
-packages, so that it starts in milliseconds and is there before its member can fail. The arguments are the role of the
-member, the paths to remove at the end of the job, and the member's command. The supervisor of mpiexec gets the command
-from the launcher. It runs before the job has files, so that it can remove them whenever the launcher is killed.
+The launcher starts a supervisor for mpiexec, and mpiexec starts a supervisor for each rank. It runs as a file, without
+the package and without site packages, so that it starts in milliseconds, before its member can fail. The arguments are
+the role of the member, the paths to remove at the end of the job, and the member's command. The supervisor of mpiexec
+gets the command from the launcher. This supervisor starts before the job has files, so that it can remove them if the
+launcher is killed at any time.
 
-Launcher, supervisor and member exchange JSON objects, one a line. A supervisor passes on what it does not handle::
+Launcher, supervisor and member exchange JSON objects, one per line. A supervisor forwards messages that it does not
+handle::
 
     from the launcher    run, end, signal: handled here                 reserve, go, start, lost, ask: for the member
     to the launcher      here (first), pid, stopped, status: from here  joined, note, reserved, compiling, ready,
@@ -29,27 +31,27 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 ADDRESS, TOKEN = "WARPWELL_POOL_LAUNCHER", "WARPWELL_POOL_TOKEN"
-"""Variables that the launcher sets for its processes: the address where it listens, and the password to it."""
+"""Variables that the launcher sets for its processes: the address on which it listens, and its password."""
 MEMBER = "WARPWELL_POOL_MEMBER"
 """Variable with the number of the descriptor by which a member reaches its supervisor."""
 
 _CONNECT_SECONDS = 10.0
 _SEND_SECONDS = 5
 _MAX_LINE_BYTES = 1 << 24
-"""Maximum length of a message in bytes, more than a command of Linux's maximum length needs in JSON."""
+"""Maximum length of a message in bytes: more than a command line of the maximum length of Linux needs as JSON."""
 _GRACE_SECONDS = (1.0, 2.0)
-"""How long mpiexec may take to exit after its ranks, and after SIGTERM, before it is killed."""
+"""Time that mpiexec has to exit after its ranks, and after SIGTERM, before it is killed."""
 _KILL_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 _STAYING_ROLES = ("application", "mpiexec")
-"""Roles whose supervisor stays until the job ends: mpiexec would end all ranks after the first one."""
+"""Roles whose supervisor exits only at the end of the job, because mpiexec ends all ranks after the first exit."""
 
 
 class JsonLines:
-    """A connection whose messages are JSON objects, one a line. One thread receives, any thread sends."""
+    """A connection whose messages are JSON objects, one per line. One thread receives, any thread sends."""
 
     def __init__(self, connection: socket.socket) -> None:
-        # not `settimeout`, which would also limit the thread that receives
+        # not `settimeout`, which would also limit the receiving thread
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_SECONDS, 0))
         self.socket = connection
         self._lock = threading.Lock()
@@ -62,7 +64,7 @@ class JsonLines:
         Raises
         ------
         EOFError
-            The peer has closed the connection, or it does not follow the protocol.
+            The peer has closed the connection, or does not follow the protocol.
         """
         try:
             data = self.socket.recv(1 << 16)
@@ -81,10 +83,10 @@ class JsonLines:
                 yield from self.receive()
 
     def send(self, **message: Any) -> None:
-        """Send a message. Drop it if the peer has exited or has not read for seconds: `receive` notices an exit."""
+        """Send a message. Drop it if the peer has not read for seconds, or has exited (which `receive` detects)."""
         with self._lock, contextlib.suppress(OSError):
             if not self._broken:
-                self._broken = True  # part of a message may be sent: no other message can follow it
+                self._broken = True  # a part of the message may be sent, so no other message can follow
                 self.socket.sendall(json.dumps(message).encode() + b"\n")
                 self._broken = False
 
@@ -110,7 +112,7 @@ class Supervisor:
         os.set_blocking(waker, False)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)  # `_on_wake` handles it
+            signal.signal(number, lambda *_: None)  # `_on_wake` handles SIGCHLD
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # the launcher handles them
 
@@ -156,7 +158,7 @@ class Supervisor:
         if self._is_orphan or (self._is_over and self._role != "mpiexec"):  # the launcher still reads the job's folder
             remove(self._paths)
         if self._status is not None and self._status < 0 and not self._is_over:
-            os.kill(os.getpid(), signal.SIGKILL)  # mpiexec must see the end of this rank as if it were the member's
+            os.kill(os.getpid(), signal.SIGKILL)  # mpiexec must see the same exit of this rank as of the member
         return 1 if self._is_orphan else 0 if self._is_over else self._status or 0
 
     def _fork(self, command: list[str], environ: Mapping[str, str]) -> int:
@@ -164,7 +166,7 @@ class Supervisor:
         child = os.fork()
         if child:
             with contextlib.suppress(OSError):
-                os.setpgid(child, child)  # here as well: `_kill` may be called before the child has done it
+                os.setpgid(child, child)  # here, too: `_kill` may be called before the child has done this
             return child
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
@@ -199,18 +201,18 @@ class Supervisor:
                     self._groups.append(message["group"])
                 else:
                     self._launcher.send(**message)
-        except EOFError:  # it may have executed another program
+        except EOFError:  # the member may have executed another program
             self._has_member = False
             self._poll.unregister(self._member.socket)
 
     def _on_wake(self) -> None:
-        if signal.SIGTERM in os.read(self._wake, 1 << 12):  # of mpiexec, which ends all ranks
+        if signal.SIGTERM in os.read(self._wake, 1 << 12):  # sent by mpiexec, which ends all ranks
             self._is_over = True
             self._paths.clear()
         if self._status is not None:
             return
         if os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            self._member.socket.setblocking(False)  # a forked child of the member may keep the other end open
+            self._member.socket.setblocking(False)  # a forked child of the member may have the other end open
             while self._has_member:
                 self._on_member()
             self._reap()
@@ -219,7 +221,7 @@ class Supervisor:
             self._launcher.send(stopped=change.si_code == os.CLD_STOPPED)
 
     def _end_member(self) -> None:
-        """End the member: at once, except for mpiexec, which first ends its processes on other hosts."""
+        """Kill the member at once; or terminate mpiexec, so that it first ends its processes on other hosts."""
         for number, seconds in zip((0, signal.SIGTERM), _GRACE_SECONDS, strict=True):
             if self._role == "mpiexec" and not self._has_exited(0.0):
                 self._kill(number)
@@ -229,7 +231,7 @@ class Supervisor:
             self._reap()
 
     def _has_exited(self, seconds: float) -> bool:
-        """Wait until the member has exited, in naps of 10 ms; return False if it has not."""
+        """Wait at most `seconds` until the member has exited, in naps of 10 ms; return False on timeout."""
         for _ in range(int(seconds * 100) + 1):
             if os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 return True
@@ -237,7 +239,7 @@ class Supervisor:
         return False
 
     def _reap(self) -> None:
-        """Kill the process groups of the exited member, and only then release its process id."""
+        """Kill the process groups of the exited member, then release its process id."""
         self._kill(signal.SIGKILL)
         self._status = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
 
@@ -258,10 +260,10 @@ def main(role: str, paths: list[str], command: list[str]) -> int:
         if role == "application" and address.startswith("unix:"):
             _, descriptors, _, _ = socket.recv_fds(launcher.socket, 1, 3)
             for number, descriptor in enumerate(descriptors):
-                os.dup2(descriptor, number)  # the launcher's own: the application writes to the terminal itself
+                os.dup2(descriptor, number)  # for other roles; the application writes to the terminal itself
                 os.close(descriptor)
     except OSError as error:
-        # a launcher of this host that has closed ends the job, perhaps by a Ctrl-C during the start
+        # a launcher of this host that has closed its socket is ending the job, as after Ctrl-C during the start
         if not address.startswith("unix:") or not isinstance(error, ConnectionError):
             print(f"warpwell: host {socket.gethostname()}: no launcher at {address}: {error}", file=sys.stderr)
         remove(paths)
@@ -270,12 +272,12 @@ def main(role: str, paths: list[str], command: list[str]) -> int:
 
 
 def connect(address: str) -> socket.socket:
-    """Connect to ``unix:PATH``, to ``fd:NUMBER``, or to the first of ``tcp:PORT:HOST,HOST,..`` that answers.
+    """Connect to ``unix:PATH``, to ``fd:NUMBER``, or to the first host of ``tcp:PORT:HOST,HOST,..`` that answers.
 
     Raises
     ------
     OSError
-        None answers.
+        No address answers.
     """
     kind, _, path = address.partition(":")
     if kind == "fd":
@@ -302,7 +304,7 @@ def connect(address: str) -> socket.socket:
 
 
 def rank_of(environ: Mapping[str, str]) -> int:
-    """Return the rank that MPI gives a process, or -1 if its environment does not have it."""
+    """Return the rank that MPI assigns to a process, or -1 if its environment has none."""
     for name in ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
         if environ.get(name, "").isdecimal():
             return int(environ[name])
@@ -311,7 +313,7 @@ def rank_of(environ: Mapping[str, str]) -> int:
 
 def remove(paths: list[str]) -> None:
     """Remove files and folders."""
-    from shutil import rmtree  # its modules would double the time of the start
+    from shutil import rmtree  # importing its modules at the top would double the start time
 
     for path in paths:
         rmtree(path, ignore_errors=True)
@@ -320,7 +322,7 @@ def remove(paths: list[str]) -> None:
 
 
 def _program_environ() -> dict[str, str]:
-    """Return the environment of the application: its CUDA driver may be the pool's, and agents need the host's."""
+    """Return the environment of the application. Its CUDA driver may be the pool's; agents need the host's driver."""
     environ = dict(os.environ)
     for name, value in json.loads(environ.pop("WARPWELL_POOL_CUDA", "{}")).get("environ", {}).items():
         old = environ.pop(name, None)

@@ -1,4 +1,4 @@
-"""`versions`: the versions that all processes of a job must have in common."""
+"""`versions`: the versions that must be equal in all processes of a job."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def versions() -> dict[str, str]:
 
 
 def difference(peer: Mapping[str, str]) -> str:
-    """Return how the versions of a peer differ from the versions of this process, or "" if they are equal."""
+    """Return the differences between the versions of this process and of a peer as text; "" if they are equal."""
     pairs = [(name, own, peer.get(name, "unknown")) for name, own in versions().items()]
     return ", ".join(f"{name} {own} here and {version} there" for name, own, version in pairs if own != version)

@@ -42,14 +42,14 @@ class LocalTransport(Transport):
     def _acknowledge(self, peer: int, nbytes: int) -> None:
         self._received[peer] += nbytes
         end = self._hub.ends[peer]
-        if end._posted[self.rank] - self._received[peer] + nbytes >= WINDOW:  # it may wait for this credit
+        if end._posted[self.rank] - self._received[peer] + nbytes >= WINDOW:  # the peer may wait for this credit
             end._acknowledged.raise_()
 
     def _start(self, transfer: Transfer, outgoing: bool) -> None:
         peer = transfer.peer
         source, destination = (self.rank, peer) if outgoing else (peer, self.rank)
         self._hub.add(self.rank, (source, destination, transfer.tag), transfer)
-        if self._closed or peer in self._reasons:  # concurrently
+        if self._closed or peer in self._reasons:  # closed concurrently
             self._hub.fail(self.rank, peer, self.close_reason)
 
     def lose(self, peer: int, reason: str) -> None:

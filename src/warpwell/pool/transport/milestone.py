@@ -13,13 +13,13 @@ from ... import errors
 from ..._settings import settings
 
 LOOK = 0.25
-"""Interval, in seconds, at which a waiter checks that the process it depends on is alive."""
+"""Interval, in seconds, at which a waiting thread checks that the process it depends on is alive."""
 
 
 def limit(timeout: float | None = None) -> float:
     """Return `timeout`, or if it is None, ``WARPWELL_POOL_STALL`` seconds (default: an hour).
 
-    It bounds waits for events that never happen. The loss of a device ends a wait much earlier.
+    The timeout bounds waits for events that never happen. The loss of a device ends a wait much earlier.
     """
     return settings.pool_stall_seconds if timeout is None else timeout
 

@@ -30,7 +30,7 @@ from .transport import CLOSED, OVERHEAD, WINDOW, Transport
 
 _MESSAGES = 2 * (WINDOW // OVERHEAD)  # slots of a ring; more than the messages in a window
 _run_loop = native(loop.run)
-_libc = ctypes.PyDLL(None)  # its functions are quick, so they keep the GIL
+_libc = ctypes.PyDLL(None)  # these functions are quick, so calls keep the GIL
 _libc.free.argtypes = [ctypes.c_void_p]
 
 
@@ -157,7 +157,7 @@ class MpiTransport(Transport):
         block, unsent = self._block[peer], self._unsent[peer]
         head, tail = int(block[loop.P_OUT_HEAD // 8]), int(block[loop.P_OUT_TAIL // 8])
         while self._freed[peer] < head:  # the loop has copied these messages into fragments
-            self._freed[peer] += 1  # first: Ctrl-C after it keeps a message for too long, rather than too short
+            self._freed[peer] += 1  # first: Ctrl-C after this keeps a message too long, rather than too short
             unsent.popleft()
         unsent.append(message)
         entry = self._outbox[peer][tail % _MESSAGES]
@@ -196,7 +196,7 @@ class MpiTransport(Transport):
         fields = dict(zip(range(loop.R_PEER, loop.R_POSTED, 8), values, strict=True))
         transfer.wake = self._wake
         self._table.add(transfer, fields)
-        if not self._thread.is_alive():  # it exited concurrently
+        if not self._thread.is_alive():  # the loop has exited concurrently
             transfer.fail(CLOSED)
         self._wake()
 
@@ -216,7 +216,7 @@ class MpiTransport(Transport):
             in_flight = self._table.rows[row, loop.R_POSTED // 8] > self._table.rows[row, loop.R_DONE // 8]
             if transfer.status == RUNNING or not transfer.done:
                 transfer.fail("this transport was closed", keep_memory=bool(in_flight))
-        _forever.append(self)  # MPI may still access its buffers
+        _forever.append(self)  # MPI may still access the buffers
 
     def _report_losses(self) -> None:
         for peer, block in self._block.items():

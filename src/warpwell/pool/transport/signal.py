@@ -25,10 +25,10 @@ _libc_with_gil = ctypes.PyDLL(None)  # releasing and reacquiring the GIL may tak
 
 
 class Signal:
-    """A counter that is incremented with each change of the state it belongs to.
+    """A counter that each change of the associated state increments.
 
     A waiter reads the counter, checks the state, and sleeps only while the counter is unchanged. So a change between
-    the check and the sleep is not missed. Native code may increment it too.
+    the check and the sleep is not missed. Native code may increment the counter, too.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class Signal:
         return self._word.value
 
     def raise_(self, wake: bool = True) -> None:
-        """Increment the counter and wake all sleeping threads. Without `wake`, save the system call."""
+        """Increment the counter and wake all sleeping threads. Without `wake`, only increment (no system call)."""
         self._word.value = (self._word.value + 1) & 0x7FFFFFFF
         if FUTEX and wake:
             number, address = ctypes.c_long(FUTEX), ctypes.c_void_p(self.address)

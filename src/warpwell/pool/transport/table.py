@@ -48,7 +48,7 @@ class TransferTable:
             return [(row, transfer) for row, (transfer, _) in self._held.items()]
 
     def add(self, transfer: Transfer, fields: dict[int, int]) -> None:
-        """Give the loop a transfer, described by values at byte offsets in its row.
+        """Pass a transfer to the loop, described by values at byte offsets in its row.
 
         Raises
         ------

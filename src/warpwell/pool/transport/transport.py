@@ -48,7 +48,7 @@ class Tags:
     def __init__(self, half: int = 0) -> None:
         self._first = half * (TAGS // 2)
         self._next: dict[tuple[int, int], itertools.count[int]] = defaultdict(itertools.count)
-        # the transport holds unfinished transfers, so that finished ones vanish from here by themselves
+        # weak references: the transport keeps unfinished transfers alive, and finished transfers vanish from here
         self._transfers: weakref.WeakValueDictionary[tuple[int, int, int], Transfer] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()
 
@@ -90,7 +90,7 @@ class Transport:
     peers: Sequence[int]
     name: str
     close_reason = "it closed its transport"
-    """Reason for which peers in this process lose this one when it closes."""
+    """Reason that peers in this process report for the loss of this transport after its close."""
     can_share_memory = True
     """Whether peers on this host may share memory instead of copying. That would bypass an emulated link."""
     _arrived: Signal
@@ -106,7 +106,7 @@ class Transport:
         self._statistics = {peer: dict.fromkeys(_COUNTS, 0) for peer in peers}
         self._locks = {peer: threading.RLock() for peer in peers}
         self._posted, self._acknowledged_bytes = dict.fromkeys(peers, 0), dict.fromkeys(peers, 0)
-        self._listening = False  # whether `receive` sleeps, or is about to
+        self._listening = False  # whether `receive` sleeps, or is about to sleep
 
     def send(self, peer: int, *parts: Bytes) -> None:
         """Send the concatenation of `parts` as one message. The data is copied before the call returns.
@@ -133,7 +133,7 @@ class Transport:
                 counts["waits"] += 1
                 self._wait_for_credit(peer)
             self._post(peer, message)
-            # counted afterwards: Ctrl-C between the two lines leaves too much credit rather than too little
+            # counted after posting: Ctrl-C between the two lines leaves too much credit rather than too little
             self._posted[peer] += len(message) + OVERHEAD
             counts["messages_sent"] += 1
             counts["bytes_sent"] += len(message)
