@@ -17,7 +17,7 @@ def parser_of(name: str, description: str) -> argparse.ArgumentParser:
     name : str
         One word, or a group and a verb.
     description : str
-        What the command does.
+        Effect of the command.
     """
     parser = Parser(prog=f"python -m lab {name}", description=description)
     parser.set_defaults(command=name)

@@ -20,7 +20,7 @@ class Command:
     target : str
         ``module:function``.
     help : str
-        What the command does, in lower case, without a period.
+        Effect of the command, in lower case, without a period.
     """
 
     target: str

@@ -1,4 +1,6 @@
-"""`EmulatedDevice`: a runtime whose device memory is behind a copy engine, so that pipelines show without a GPU."""
+"""`EmulatedDevice`: a runtime whose device memory is behind a copy engine, so that pipelining has an effect without a
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from warpwell.targets.memory import view_of
 class EmulatedDevice(Runtime):
     """Copies between staging and "device" memory by a thread, in order, at a bandwidth; kernels run on the CPU.
 
-    As on a GPU, `write` of lent memory and `fetch` return at once, and marks tell when the engine has come so far.
+    As on a GPU, `write` of lent memory and `fetch` return at once, and the engine reaches their marks later.
 
     Parameters
     ----------
@@ -27,7 +29,7 @@ class EmulatedDevice(Runtime):
     jitter : float
         Maximum delay of the start of a copy or kernel in seconds, so that unordered streams overtake each other.
     seed : int
-        Of these times.
+        Seed of these delays.
     """
 
     synchronous = False
@@ -41,11 +43,11 @@ class EmulatedDevice(Runtime):
         self._thread = threading.local()
 
     def used(self, block: Any, stream: Any) -> None:
-        """See `Runtime`. A stream holds what it uses until it was waited for."""
+        """See `Runtime`. A stream keeps the blocks that it uses until it is synchronized."""
         stream.holds.append(block)
 
     def staging(self, nbytes: int) -> NDArray[np.uint8] | None:
-        """See `Runtime`; the memory is the calling thread's until it asks again."""
+        """See `Runtime`; the calling thread may use the memory until its next call."""
         buffer: NDArray[np.uint8] | None = getattr(self._thread, "staging", None)
         if buffer is None or buffer.nbytes < nbytes:
             buffer = self._thread.staging = np.zeros(max(nbytes, 1), np.uint8)
@@ -130,7 +132,7 @@ class EmulatedDevice(Runtime):
         held, stream.holds = stream.holds, []
         mark = self.mark(stream, False)
         if not mark.event.wait(600):
-            raise TimeoutError("an emulated copy engine stands still")
+            raise TimeoutError("an emulated copy engine makes no progress")
         held.clear()
         failure, stream.failure = stream.failure, None
         if failure is not None:
@@ -144,7 +146,7 @@ class _Mark:
 
 
 class _Engine:
-    """A stream: a thread that copies, one after the other."""
+    """A stream: a thread that executes copies one after another."""
 
     def __init__(self, device: EmulatedDevice) -> None:
         self._device = device

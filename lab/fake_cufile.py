@@ -110,7 +110,7 @@ class FakeCuFile:
         """Open the library."""
         self._enter("driver_open")
         if self.is_open:
-            raise FakeCuFileError(cufile.DRIVER_ALREADY_OPEN, "the driver is open already")
+            raise FakeCuFileError(cufile.DRIVER_ALREADY_OPEN, "the driver is already open")
         self.is_open = True
 
     def driver_get_properties(self, address: int) -> None:

@@ -40,9 +40,9 @@ def emulated(transport: Transport) -> EmulatedLink:
 def main(argv: list[str]) -> None:
     """Replace this process with ``warpwell run``, with the options after ``--`` and emulated links."""
     usage = "%(prog)s [--bandwidth MB/S] [--latency US] -- [OPTION ...] PROGRAM [ARGUMENT ...]"
-    parser = argparse.ArgumentParser(usage=usage, description="Run a program on agents that are joined by slow links.")
-    parser.add_argument("--bandwidth", type=float, default=0.0, metavar="MB/S", help="of each link; default: unlimited")
-    parser.add_argument("--latency", type=float, default=0.0, metavar="US", help="of each link; default 0")
+    parser = argparse.ArgumentParser(usage=usage, description="Run a program on agents with slow links between them.")
+    parser.add_argument("--bandwidth", type=float, default=0.0, metavar="MB/S", help="of each link (default: no limit)")
+    parser.add_argument("--latency", type=float, default=0.0, metavar="US", help="latency of each link; default 0")
     parser.add_argument("arguments", nargs="*", help="options, program and arguments of warpwell run")
     options = parser.parse_args(argv)
     for name in ("bandwidth", "latency"):
@@ -57,18 +57,18 @@ def main(argv: list[str]) -> None:
 
 
 class EmulatedLink(Transport):
-    """Wraps a transport: messages and chunks arrive when they would have over a link of some bandwidth and latency.
+    """Wraps a transport: messages and chunks arrive as late as over a link with a bandwidth and a latency.
 
-    There is one link for each peer and direction, which all its transfers and messages share. Each arrival is held
-    back until an absolute time: when the link has carried all earlier arrivals and this one, plus the latency. So the
-    wrapped transport and the link work at the same time, and the transport adds its own time to the first chunk only.
-    Both ends must wrap their transport. A native thread, which a busy main thread does not slow, times the transfers;
-    the receiving thread times the messages.
+    There is one link for each peer and direction, which all its transfers and messages share. Each arrival is delayed
+    until an absolute time: when the link has carried all arrivals up to it, plus the latency. So the wrapped transport
+    and the link work at the same time, and the transport adds its own time to the first chunk only. Both ends must wrap
+    their transport. A native thread, which a busy main thread does not slow, times the transfers; the receiving thread
+    times the messages.
 
     Parameters
     ----------
     transport : Transport
-        The transport of the data; it is closed with this one.
+        The transport of the data; closing the link closes it.
     bandwidth : float
         Bytes a second; infinite for no bound.
     latency : float
@@ -115,7 +115,7 @@ class EmulatedLink(Transport):
 
     def receive(self, timeout: float) -> tuple[int, bytes] | None:
         if not self._precise:
-            short_naps()  # for this thread, which receives
+            short_naps()  # delivered by this thread, which receives
             self._precise = True
         end = clock.monotonic() + timeout
         while True:
@@ -195,13 +195,13 @@ class _Delayed(Transfer):
         if self.status == CANCELLED:
             self._inner.cancel()
         else:
-            # Call allow() only here: it wakes the thread that moves chunks only if there is news.
+            # Call allow() only here, because it wakes the thread that moves chunks.
             self._inner.allow(self.allowed)
         self._ring()
 
     @property
     def reason(self) -> str:
-        """Why it failed."""
+        """Reason of the failure."""
         return self._inner.reason
 
     @reason.setter

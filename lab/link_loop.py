@@ -57,7 +57,7 @@ def run(g: int) -> int:
 
 @device
 def serve(g: int, e: int) -> int:
-    """Look at one transfer; return how many ns it can wait."""
+    """Serve a transfer; return the nanoseconds until it needs service again."""
     inner = word(e + E_INNER)
     outer = word(e + E_OUTER)
     status = word(outer + 8 * bulk.STATUS)
@@ -90,12 +90,12 @@ def serve(g: int, e: int) -> int:
         store_release(outer + 8 * bulk.STATUS, bulk.LOST, SYSTEM)
     elif status == bulk.RUNNING:
         return nap
-    # there are chunks to report
+    # chunks are due for a report
     if word(outer + 8 * bulk.STATUS) != bulk.RUNNING:
         if held == 0:
             store_release(outer + 8 * bulk.HELD, 0, SYSTEM)
             store_release(e + E_STATE, OVER, SYSTEM)
-        elif below == bulk.LOST:  # its memory is never released
+        elif below == bulk.LOST:  # the transfer's memory is never released
             store_release(e + E_STATE, OVER, SYSTEM)
     fetch_add(outer + 8 * bulk.CHANGES, 1, SYSTEM)
     call_foreign(word(g + G_SYSCALL), word(g + G_FUTEX), outer + 8 * bulk.CHANGES, _WAKE, _EVERYBODY, 0, 0, 0)
@@ -104,7 +104,7 @@ def serve(g: int, e: int) -> int:
 
 @device
 def occupy(link: int, nbytes: int, now: int) -> int:
-    """Let `nbytes` pass over a link, after what passes already; return when that is over."""
+    """Send `nbytes` over a link after earlier data; return the time at which they have passed."""
     over = max(now, word(link + L_FREE)) + nbytes * word(link + L_COST) // 1000
     store_release(link + L_FREE, over, SYSTEM)
     return over

@@ -50,7 +50,7 @@ PLAN = {
 
 
 def machine_folders(folder: Path = RESULTS) -> list[Path]:
-    """Return the folders of machines. The folder `simulator` has results in virtual time, in another format."""
+    """Return the folders of machines, without `simulator`, whose results are in virtual time and in another format."""
     return sorted(path for path in folder.iterdir() if path.is_dir() and path.name != "simulator")
 
 
@@ -66,7 +66,7 @@ def store(results: list[schema.Result], name: str, folder: Path = RESULTS) -> li
 
 
 def measure(setting: runner.Setting, names: list[str], seconds: float, out: Path | None) -> list[schema.Result]:
-    """Measure benchmarks until the time is spent; `out` is rewritten after each one."""
+    """Measure benchmarks until `seconds` have passed; `out` is rewritten after each benchmark."""
     results: list[schema.Result] = []
     loaded, start = machine.is_loaded(), time.perf_counter()
     for name in names:

@@ -88,7 +88,7 @@ def run(argv: list[str]) -> int:
     names = list(BENCHMARKS) if arguments.all else arguments.name
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown or not names:
-        parser.error(f"unknown benchmark {unknown[0]!r}" if unknown else "no benchmark is named")
+        parser.error(f"unknown benchmark {unknown[0]!r}" if unknown else "no benchmark is named; add names or --all")
     setting, loaded = runner.setting_of(arguments), machine.is_loaded()
     results, status = [], 0
     for name in names:

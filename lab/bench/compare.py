@@ -19,7 +19,7 @@ TOLERANCE = 0.05
 
 
 class NotComparableError(Exception):
-    """A base result cannot serve as a baseline; the text says why."""
+    """A base result cannot be a baseline; the message states the reason."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Change:
 
 
 def spread(runs: Sequence[float]) -> float:
-    """Return the range of repeated measurements, relative to their middle; 0 for a single one."""
+    """Return the range of repeated measurements, relative to their middle; 0 for a single measurement."""
     middle = (max(runs) + min(runs)) / 2
     return (max(runs) - min(runs)) / abs(middle) if middle else 0.0
 
@@ -65,7 +65,7 @@ def check_baseline(result: schema.Result) -> None:
     """Raise NotComparableError if the result was measured on a busy machine."""
     if result["busy"]:
         raise NotComparableError(
-            f"the base result of {result['benchmark']} was measured on a busy machine; measure it again on an idle one"
+            f"the base result of {result['benchmark']} was measured on a busy machine; measure again on an idle machine"
         )
 
 
@@ -132,7 +132,7 @@ def report(
 
 @contextlib.contextmanager
 def checkout(revision: str) -> Iterator[Path]:
-    """Give a temporary worktree of a revision."""
+    """Yield a temporary worktree of a revision."""
     with tempfile.TemporaryDirectory(prefix="warpwell-compare-") as folder:
         path = Path(folder) / "tree"
         command = ["git", "worktree", "add", "--quiet", "--detach", str(path), revision]
@@ -156,7 +156,7 @@ def against(
     news: list[schema.Result] = []
     with checkout(revision) as tree:
         if not (tree / "lab" / "bench" / "runner.py").exists():
-            raise SystemExit(f"revision {revision!r} has no lab/bench/runner.py; give a later one")
+            raise SystemExit(f"revision {revision!r} has no lab/bench/runner.py; pass a later revision")
         sides = (tree, machine.ROOT)
         for name in names:
             start = time.perf_counter()
@@ -171,7 +171,7 @@ def against(
                 print(f"skipped    {name}: {error}", file=sys.stderr)
                 continue
             took = time.perf_counter() - start
-            # Both sides met the same load, so the comparison holds on a busy machine, with a wider spread.
+            # Both sides ran under the same load, so the comparison is valid on a busy machine, with a wider spread.
             for results, answer, root in ((bases, answers[0], tree), (news, answers[1], machine.ROOT)):
                 results.append(runner.result_of(name, setting, answer, busy=False, seconds=took, root=root))
     if not bases:

@@ -120,11 +120,11 @@ def rates(path: Path, depth: int, count: int) -> dict[str, float]:
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=None, help="where to make the image; default: in memory")
-    parser.add_argument("--size", default="256MiB", help="of the image, a power of two")
+    parser.add_argument("--folder", type=Path, default=None, help="folder of the image; default: in memory")
+    parser.add_argument("--size", default="256MiB", help="size of the image, a power of two")
     parser.add_argument("--depth", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--count", type=int, default=20000, help="reads of each run; a quarter at depth 1")
-    parser.add_argument("--rounds", type=int, default=3, help="in turns; the best counts")
+    parser.add_argument("--rounds", type=int, default=3, help="alternating rounds; the best counts")
     parser.add_argument("--quick", action="store_true", help="one round of few reads")
     parser.add_argument("--json", default=None, metavar="FILE")
     options = parser.parse_args()

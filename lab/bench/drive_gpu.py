@@ -4,11 +4,11 @@ QEMU's controller carries out the commands in rings that the kernels fill; a nat
 turn, with pages of 4, 8 and 64 KiB (one data pointer, two, and a list of them):
 
 1. items at random, checked (a million with pages of 4 KiB);
-2. a scan whose warps ask for neighbouring pages, so that commands are merged on a GPU; commands are counted;
-3. items written at random and flushed, compared in the image;
+2. a scan whose warps request adjacent pages, so that a GPU merges commands; the commands are counted;
+3. random writes and a flush, after which the image is compared;
 4. the same random reads by our own controller on the image's file.
 
-A machine that has no QEMU: ``python -m lab.drives.qemu_pack build/qemu`` on one that has, then there
+For a machine without QEMU, run ``python -m lab.drives.qemu_pack build/qemu`` on a machine with QEMU, then on the first
 ``WARPWELL_QEMU=build/qemu/qemu-system-x86_64 python -m lab bench drive-gpu``. A rehearsal without a GPU:
 ``python -m lab bench drive-gpu --device cpu --quick``.
 """
@@ -57,7 +57,7 @@ def scatter(a, where, values):
 
 
 def wrong(found: np.ndarray, expected: np.ndarray, label: str) -> None:
-    """Stop where a kernel found something else."""
+    """Raise SystemExit if a kernel has read other items than expected."""
     bad = np.flatnonzero(found != expected)
     if bad.size:
         k = int(bad[0])
@@ -74,14 +74,14 @@ def read_at_random(a: Any, data: np.ndarray, reads: int, device: str, label: str
         before, start = a.stats.misses, time.perf_counter()
         gather[where.size](a, where, out, device=device)
         wrong(out, data[where], label)
-        if part:  # the first one compiles
+        if part:  # the first launch compiles
             seconds += time.perf_counter() - start
             misses += a.stats.misses - before
     return misses / seconds
 
 
 def on_the_drive(path: Path, data: np.ndarray, page: int, reads: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Read, scan and write through the drive's rings; return what was found."""
+    """Read, scan and write through the drive's rings; return the rates."""
     device, label = options.device, f"pages of {page}"
     settings: dict[str, Any] = {"device": device, "cache": max(data.nbytes // 16, 64 * page), "page_size": page}
     with QemuDrive([QemuNamespace(path=path, block=4096)]) as qemu, qemu.open() as drive:
@@ -131,9 +131,9 @@ def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default=ww.default_device(), choices=("cuda", "cpu"))
-    parser.add_argument("--size", default="512MiB", help="of the array")
+    parser.add_argument("--size", default="512MiB", help="size of the array")
     parser.add_argument("--reads", type=int, default=1_000_000, help="random reads with pages of 4 KiB")
-    parser.add_argument("--folder", type=Path, default=None, help="where to make the image; default: in memory")
+    parser.add_argument("--folder", type=Path, default=None, help="folder of the image; default: in memory")
     parser.add_argument("--quick", action="store_true", help="a small array and few reads")
     parser.add_argument("--json", default=None, metavar="FILE")
     options = parser.parse_args()

@@ -93,7 +93,7 @@ def show_costs(found: Mapping[str, Mapping[str, list[float]]], sides: list[str])
 def calibrated(program: str, environ: dict[str, str], limit: float) -> tuple[float, float]:
     """Return seconds of a unit of a program's work, and of its start, native."""
     less, more = PROGRAMS[program]
-    run({"": (program, less, environ)}, limit)  # the first one reads libraries from the disk
+    run({"": (program, less, environ)}, limit)  # the first run reads libraries from the disk
     first_seconds = run({"": (program, less, environ)}, limit)[""][0]
     for _ in range(3):
         seconds = run({"": (program, more, environ)}, limit)[""][0]
@@ -144,7 +144,7 @@ def compare_programs(options: argparse.Namespace, environs: Environs) -> list[di
     for number, program in enumerate(options.programs):
         a_unit, start = calibrated(program, environs["native"], options.limit)
         if a_unit <= 0:
-            print(f"{program}: more work takes no longer, so it is left out", flush=True)
+            print(f"{program}: more work takes no longer, so the program is skipped", flush=True)
             continue
         work = round(options.seconds / a_unit)
         times: dict[str, list[float]] = {side: [] for side in environs}
@@ -187,19 +187,19 @@ def show_programs(rows: list[dict[str, Any]], sides: list[str], devices: int) ->
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=2, help="of the costs")
-    parser.add_argument("--rounds", type=int, default=200, help="how often each cost is taken in a turn")
+    parser.add_argument("--turns", type=int, default=2, help="turns of measuring costs")
+    parser.add_argument("--rounds", type=int, default=200, help="measurements of each cost in a turn")
     parser.add_argument("--most", type=int, default=1024, help="MiB of the largest copy")
-    parser.add_argument("--seconds", type=float, default=0, help="of each whole program; 0: none of them")
+    parser.add_argument("--seconds", type=float, default=0, help="duration of each whole program; 0: no programs")
     parser.add_argument("--program-turns", type=int, default=2)
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--devices", type=int, default=1, choices=(1, 2))
     parser.add_argument("--no-costs", action="store_true")
     parser.add_argument("--without-numba", action="store_true")
     parser.add_argument("--driver", default=None, metavar="FILE")
-    parser.add_argument("--limit", type=float, default=600, help="seconds of one run of a client")
+    parser.add_argument("--limit", type=float, default=600, help="timeout of a client, in seconds")
     parser.add_argument("--library", default=None, metavar="NAME=FOLDER")
-    parser.add_argument("--quick", action="store_true", help="little of everything: the figures mean nothing")
+    parser.add_argument("--quick", action="store_true", help="few measurements, only to test the benchmark")
     parser.add_argument("--json", default=None, metavar="FILE")
     options = parser.parse_args()
     if options.quick:

@@ -1,8 +1,8 @@
-"""How near does reading a file come to fio?
+"""Rates of random reads of a file, compared with fio.
 
 Random reads of unique pages of a file with direct I/O, at the same depth: by fio with io_uring, by the medium alone
 (io_uring, and a pool of threads with pread), and by misses of a kernel, where at most `depth` commands are in flight.
-fio is found as `fio`, or given by --fio.
+The option --fio names another program than `fio`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from warpwell.targets.primitives import SYSTEM, fetch_add, load_relaxed, scratch
 
 @native
 def pump(start, complete, state, buffers, nbytes, pages, depth, count, counter, salt):
-    """Keep `depth` reads of random pages in flight until `count` were begun by all threads; return how many failed."""
+    """Keep `depth` reads of random pages in flight until all threads have begun `count`; return the failures."""
     command = scratch(COMMAND_BYTES)
     answer = scratch(ANSWER_BYTES)
     number = fetch_add(counter, 1, SYSTEM)
@@ -162,7 +162,7 @@ def array_rate(path: Path, nbytes: int, depth: int, target: str, seconds: float,
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="where to make the file, on the drive to measure")
+    parser.add_argument("folder", type=Path, help="folder of the file, on the drive to measure")
     parser.add_argument("--device", default=ww.default_device())
     parser.add_argument("--size", default="1GiB")
     parser.add_argument("--page-size", type=int, nargs="+", default=[4096])
@@ -181,7 +181,7 @@ def main() -> None:
         for nbytes in options.page_size:
             for depth in options.depth:
                 rates: dict[str, list[float]] = {}
-                for _ in range(options.rounds):  # in turns: the drive may be shared
+                for _ in range(options.rounds):  # alternate, because other programs may use the drive
                     if options.fio:
                         rates.setdefault("fio", []).append(fio_rate(options.fio, path, nbytes, depth, options.seconds))
                     for name, ring in (("ring", True), ("threads", False)):

@@ -35,7 +35,7 @@ PAGE = 4096
 
 
 def in_memory(path: Path) -> int:
-    """Return how many pages of a file are in the page cache."""
+    """Return the number of pages of a file in the page cache."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         vector = (ctypes.c_ubyte * -(-len(mapped) // PAGE))()
         address = np.frombuffer(mapped, np.uint8).ctypes.data
@@ -45,7 +45,7 @@ def in_memory(path: Path) -> int:
 
 
 def drop(path: Path) -> None:
-    """Write a file out and drop it from the page cache; raise if a part of it stays."""
+    """Sync a file and drop it from the page cache; raise if a part of the file remains there."""
     drop_file(path)
     left = in_memory(path)
     if left:
@@ -83,7 +83,7 @@ def measure_method(method: str, path: Path, row_bytes: int, count: int, seed: in
 
 
 def io_bytes() -> int:
-    """Return the bytes that this process has had read from drives."""
+    """Return the number of bytes that drives have read for this process."""
     return int(next(line for line in Path("/proc/self/io").read_text().splitlines() if "read_bytes" in line).split()[1])
 
 
@@ -102,7 +102,7 @@ def cold(path: Path, row_bytes: int, turns: int, record: Record) -> None:
     """Measure cold gathers, in turns."""
     with path.open("rb") as file:
         if _in_memory(file.fileno()):
-            raise CannotRunError(f"{path} is on a tmpfs; give a file on a drive")
+            raise CannotRunError(f"{path} is on a tmpfs; pass a file on a drive")
     found: dict[str, list[float]] = {"gather": [], "storage": [], "memmap": []}
     limit = drive_rate(path, 64, 3.0)
     for turn in range(turns):
@@ -155,7 +155,7 @@ def warm(path: Path, row_bytes: int, record: Record) -> None:
 
 
 def resident(items: Any, row_bytes: int, record: Record) -> None:
-    """Measure rows that are in the GPU's memory already, each way eight times in a row in one stream."""
+    """Measure rows that are in GPU memory, with eight consecutive calls of each method in one stream."""
     import torch
 
     model = items.reshape(-1, row_bytes // 8)

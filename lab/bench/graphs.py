@@ -47,7 +47,7 @@ class Gap:
     sources : Path
         A checkout of gapbs.
     folder : Path
-        Where the programs are put.
+        Folder of the compiled programs.
     """
 
     def __init__(self, sources: Path, folder: Path) -> None:
@@ -66,7 +66,7 @@ class Gap:
             raise SystemExit("GAP's sources did not compile")
 
     def make(self, kind: str, scale: int, degree: int) -> Path:
-        """Return the path of a weighted graph that GAP's generator made."""
+        """Return the path of a weighted graph from GAP's generator."""
         path = self.folder / "graph.wsg"
         option = {"kron": "-g", "urand": "-u"}[kind]
         self._run("converter", option, scale, "-k", degree, "-w", "-b", path)
@@ -182,7 +182,7 @@ def require_same_result(name: str, found: np.ndarray, check: dict[str, Any]) -> 
 
 @kernel
 def _read(address, items, threads, total):
-    """Add up items of host memory, neighbouring threads neighbouring items, past all caches but L2."""
+    """Add up items of host memory: adjacent threads read adjacent items, and bypass all caches except L2."""
     i = grid(1)
     found = 0
     while i < items:
@@ -243,7 +243,7 @@ def measure_tier(
 
 
 def measure_graph(kind: str, setting: Setting, record: Record) -> None:
-    """Make a graph and measure its tiers."""
+    """Create a graph and measure its tiers."""
     scale, degree = setting.pick((14, 18), (20, 24), "scale"), setting.option("degree", 16)
     with tempfile.TemporaryDirectory(dir=setting.options.get("folder")) as name:
         folder, gap, times = Path(name), None, {}

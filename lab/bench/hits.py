@@ -94,7 +94,7 @@ PATTERNS = ("random", "hot", "sequential")
 
 @contextlib.contextmanager
 def seen_as(a, residency):
-    """Give views of the array this residency (None: unchanged) for the block."""
+    """Set the residency of the array's views (None: unchanged) for the block."""
     space = a.cache.space(a._nsid)
     before = space.pool, space.words
     if residency is not None:
@@ -108,7 +108,7 @@ def seen_as(a, residency):
 
 @kernel
 def walk_raw(a, frames, page_items, pages, warps, sink):
-    """Read pages, a warp a page, past L1."""
+    """Read pages, one per warp, past L1."""
     lane, i = lane_id(), grid(1)
     total = 0
     for page in range(div(i, warp_size()), pages, warps):
@@ -119,7 +119,7 @@ def walk_raw(a, frames, page_items, pages, warps, sink):
 
 @kernel
 def walk(a, frames, page_items, pages, warps, sink):
-    """Read pages by subscripts, a warp a page."""
+    """Read pages by subscripts, one per warp."""
     lane, i = lane_id(), grid(1)
     total = 0
     for page in range(div(i, warp_size()), pages, warps):
@@ -130,7 +130,7 @@ def walk(a, frames, page_items, pages, warps, sink):
 
 @kernel
 def walk_pinned(a, frames, page_items, pages, warps, sink):
-    """Read pages by subscripts, a warp a page, which it holds meanwhile."""
+    """Read pages by subscripts, a pinned page per warp."""
     lane, i = lane_id(), grid(1)
     mask = activemask()
     total = 0
@@ -149,7 +149,7 @@ def walk_pinned(a, frames, page_items, pages, warps, sink):
 
 @kernel
 def walk_pinned_span(a, frames, page_items, pages, warps, sink):
-    """Sum pages by spans, a warp a page, which it holds meanwhile."""
+    """Sum pages by spans, a pinned page per warp."""
     lane, i = lane_id(), grid(1)
     mask = activemask()
     total = 0
@@ -176,14 +176,14 @@ WALKS = {
 
 
 class Sequence(Medium):
-    """Items that are their own index, made when they are read: data of any size that takes no memory."""
+    """Items that equal their index and are computed when they are read: data of any size without memory."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes, self.writable, self.name = nbytes, False, "sequence"
         self.emulated, self.description = True, "sequence (emulated)"
 
     def native(self) -> NativeMedium:
-        """Return the function that makes items."""
+        """Return the function that computes items."""
         return NativeMedium(sequence.address, 0, 0)
 
     def read(self, offset: int, nbytes: int) -> np.ndarray:
@@ -191,8 +191,8 @@ class Sequence(Medium):
         return np.arange(offset // 8, (offset + nbytes) // 8, dtype=np.int64).view(np.uint8)
 
     def write(self, offset: int, data: np.ndarray) -> None:
-        """Refuse."""
-        raise OSError("a sequence is not written")
+        """Raise an error, because the medium is read-only."""
+        raise OSError("a sequence is read-only")
 
     def sync(self) -> None:
         """Do nothing."""

@@ -72,7 +72,7 @@ def make(folder: str, nbytes: int, count: int) -> str:
 
 
 def on_device(target: str, array: np.ndarray) -> Any:
-    """Return an array where kernels of the target want it."""
+    """Return an array in the memory of the target's kernels."""
     from warpwell.targets import to_device
 
     return to_device(target, array)
@@ -160,7 +160,7 @@ def overlap(path: str, target: str, count: int, batch: int) -> list[float]:
 def two_devices(path: str, count: int, threads: int, rounds: int) -> list[Any]:
     """Return millions of records a second of one GPU, and of two GPUs whose queues are on one emulated drive."""
     limits = {"latency_us": 100.0}
-    # 32 commands in flight a GPU: the emulation itself, on the CPU, must be far from its own limit
+    # 32 commands in flight per GPU, because the emulation on the CPU must not be the bottleneck
     shape = {"queues": 2, "depth": 32, "value_bytes": None}
     probe = ww.kv.open(path, device="cuda:0", drive=lambda n: KeyValueLatency(n, **limits), threads=4, **shape)
     with probe:
@@ -176,9 +176,9 @@ def two_devices(path: str, count: int, threads: int, rounds: int) -> list[Any]:
 
 
 def _drive_rate(stores: list[Any], count: int, threads: int, rounds: int) -> float:
-    """Return the records a second that kernels of all stores' devices get together, in millions.
+    """Return the millions of records per second that kernels of all stores' devices retrieve at the same time.
 
-    One kernel a device, which retrieves without the host: what does not scale is the queues' or the drive's.
+    One kernel per device retrieves without the host, so only the queues or the drive limit scaling.
     """
     done = [0.0] * len(stores)
     gate = threading.Barrier(len(stores))

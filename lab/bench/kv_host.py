@@ -1,9 +1,9 @@
 """Key-value operations per second on the host, compared with LMDB and RocksDB: YCSB A, B, C, D, F and batched reads.
 
-Every system gets the same records, requests and durability: after each group of 256 operations all of it is on the
-medium. Rounds of the systems alternate and caches are warm. Systems that are not installed are left out. Bulk loads
-("load") write images of 2 to 200 KB into new files and commit after each 640, about 64 MiB: values alone, or fields of
-a schema ("load/fields"), which LMDB does not have.
+Every system gets the same records, requests and durability: all writes of each group of 256 operations are durable
+after the group. Rounds of the systems alternate and caches are warm. Systems that are not installed are skipped. Bulk
+loads ("load") write images of 2 to 200 KB into new files and commit after each 640, about 64 MiB: values alone, or
+fields of a schema ("load/fields"), which LMDB does not have.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def available() -> list:
 
 @contextlib.contextmanager
 def systems(folder: str | None, row_bytes: int = 0) -> Iterator[list]:
-    """Give one of each system, in fresh folders."""
+    """Yield one of each system, in new folders."""
     with tempfile.TemporaryDirectory(prefix="warpwell-bench-", dir=folder) as path:
         opened = []
         try:
@@ -54,7 +54,7 @@ def systems(folder: str | None, row_bytes: int = 0) -> Iterator[list]:
 
 
 def rounds(opened: list, count: int, function: Callable[[object], float]) -> list[list[float]]:
-    """Return the rates of each system. Every round runs all of them, each time in another order."""
+    """Return the rates of each system. Every round runs all systems, in a different order each time."""
     found: list[list[float]] = [[] for _ in opened]
     gc.freeze()  # imported modules and compiled code are scanned once
     for k in range(count + 1):

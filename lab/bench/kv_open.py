@@ -2,9 +2,9 @@
 
 Each process first opens a store with one record, which loads code. Then all processes open the same large store at the
 same moment and get one record. A process reports the time of both steps, and its additional private memory while all of
-them have the store open. Figures are maxima of the processes, if they are not medians by their names. Stores are in the
-page cache, and for "cold" they are not. "hashed" is a store whose keys are not 0 to N - 1, and "journal" a store with
-100,000 later records, which are not in its index file.
+them have the store open. Figures are maxima over the processes, or medians if the name says so. Stores are in the page
+cache, except for "cold". "hashed" is a store whose keys are not 0 to N - 1, and "journal" a store with 100,000 later
+records, which are not in its index file.
 """
 
 from __future__ import annotations

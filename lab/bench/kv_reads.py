@@ -191,7 +191,7 @@ def warm(setting: Setting, size: str, folder: Path, record: Record) -> None:
     raw_batches = [raw[k : k + BATCH] for k in range(0, len(keys), BATCH)]
     with ww.kv.open(folder / "store.kv") as store, lmdb.open(str(folder), readonly=True, lock=False) as environment:
         get, get_many, peer = store.get, store.get_many, environment.begin().get
-        values = get_many(np.arange(len(sizes)))[0]  # so that all records are in the page cache, and mapped
+        values = get_many(np.arange(len(sizes)))[0]  # load and map all records
         if list(values["x"] if size == "field" else values) != [peer(key_of(key)) for key in range(len(sizes))]:
             raise SystemExit("the systems return different values")
         del values
@@ -233,7 +233,7 @@ def alternate(functions: tuple[Callable[[], Any], ...], rounds: int) -> list[lis
 def cold(setting: Setting, folder: Path, record: Record) -> None:
     """Compare cold batches with all other systems that are installed."""
     if on_tmpfs(folder):
-        raise CannotRunError(f"{folder} is in memory; give -o folder=PATH on a drive")
+        raise CannotRunError(f"{folder} is in memory; pass -o folder=PATH on a drive")
     nbytes = setting.option("cold_bytes", 8192)
     sizes = sizes_of(str(nbytes), setting.pick((4_000, 50_000), (4_000, 50_000), "cold_records"))
     systems = [name for name in SYSTEMS if name not in MODULES or importlib.util.find_spec(MODULES[name])]
@@ -268,7 +268,7 @@ def on_tmpfs(folder: Path) -> bool:
 def child(name: str, folder: Path, records: int, batch: int, seed: int) -> float:
     """Return the median time of cold batches in this process, in us a record; the first batch loads code.
 
-    No record is read twice, because the system keeps pages that are mapped.
+    No record is read twice, because mapped pages stay in the page cache.
     """
     chosen = np.random.default_rng(seed).permutation(records)[: (COLD_BATCHES + 1) * batch].reshape(-1, batch)
     drop_files(folder)

@@ -1,7 +1,7 @@
 """Launches per second: of a kernel, on a pool device of this process, and through the scheduler.
 
 *Issued* counts until the last call has returned, *done* until the last kernel has completed. Kernels have 64 threads
-and do next to nothing.
+and do almost nothing.
 """
 
 from __future__ import annotations

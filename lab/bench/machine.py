@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 """The checkout."""
 
 BUSY_SHARE = 0.15
-"""Share of all cores: a run is busy if other programs used more, or if they did before it."""
+"""Share of all cores. If other programs use more, during a run or before it, the run is busy."""
 
 
 def _cpu_model() -> str:
@@ -151,8 +151,8 @@ class Load:
 def is_loaded(seconds: float = 2.0) -> bool:
     """Return True if other programs use the machine now, measured for some seconds in which this program waits.
 
-    To be asked before the first measurement of a series. Averages that the kernel keeps do not answer it: they still
-    contain what this program, or the command before it, did a minute ago.
+    Call this before the first measurement of a series. The kernel's load averages do not suffice: they include the work
+    of this program, or of the previous command, a minute ago.
     """
     with Load() as load:
         time.sleep(seconds)

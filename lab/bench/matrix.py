@@ -1,8 +1,8 @@
-"""How fast is Warpwell without a GPU, compared with NumPy and Numba on a memmap of the same file in one run?
+"""Speed of Warpwell without a GPU, compared with NumPy and Numba on a memmap of the same file, in one run.
 
 A float32 matrix with rows of 1000 bytes. Kernels: norms of all rows, and sums of random blocks of 1 KiB. On the host: a
-row, and the whole matrix as a NumPy array. Rows that are compared take turns, so that a load on the machine meets all
-of them; each shows its best time. Cold: the page cache is dropped before each run (as root).
+row, and the whole matrix as a NumPy array. Compared rows alternate, so that load on the machine affects all of them;
+each shows its best time. Cold: the page cache is dropped before each run (as root).
 
     python -m lab bench matrix --folder /data            # 2 GB
     python -m lab bench matrix --bytes 256MiB --json laptop.json
@@ -87,7 +87,7 @@ def numba_blocks(a, where, out):
 
 
 def make(path: Path, nbytes: int) -> int:
-    """Write the matrix unless it is there; return its rows."""
+    """Write the matrix unless it exists; return its number of rows."""
     rows = max(1, nbytes // (4 * COLUMNS))
     file_bytes = 128 + rows * 4 * COLUMNS
     if not path.exists() or path.stat().st_size != file_bytes:
@@ -109,7 +109,7 @@ def drop(*mapped: Any) -> bool:
         if isinstance(array, ww.Array):
             array.evict()
         else:
-            array._mmap.madvise(mmap.MADV_DONTNEED)  # the system drops no page that is mapped
+            array._mmap.madvise(mmap.MADV_DONTNEED)  # the kernel does not drop mapped pages
     try:
         Path("/proc/sys/vm/drop_caches").write_text("1")
     except OSError:
@@ -118,7 +118,7 @@ def drop(*mapped: Any) -> bool:
 
 
 def turns(runs: dict[str, Callable[[], Any]], count: int, before: Callable[[], Any] | None = None) -> dict[str, float]:
-    """Call each function in turn, `count` times; return the least seconds of each."""
+    """Call each function in turn, `count` times; return the shortest time of each in seconds."""
     best = dict.fromkeys(runs, float("inf"))
     for _ in range(count):
         for name, run in runs.items():
@@ -176,7 +176,7 @@ def gathers(path: Path, nbytes: int, options: argparse.Namespace, cold: bool) ->
 
 
 def on_host(path: Path, rows: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """A row, and everything, as NumPy arrays."""
+    """Read a row, and the whole matrix, as NumPy arrays."""
     mapped = np.load(path, mmap_mode="r")
     row_numbers = np.random.default_rng(2).integers(0, rows, 1000).tolist()
     with ww.open(path, device="cpu") as a, ww.open(path, device="cpu", cache=options.cache) as b:
@@ -221,10 +221,10 @@ def show(title: str, found: dict[str, float], unit: float = 1.0) -> dict[str, An
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", default=None, help="where the matrix lies, and stays (default: a temporary folder)")
-    parser.add_argument("--bytes", default="2GB", help="of the matrix (default 2GB)")
-    parser.add_argument("--cache", default="64MiB", help="of the storage tier (default 64MiB)")
-    parser.add_argument("--page-size", default=None, help="of the storage tier's scans (default: the library's)")
+    parser.add_argument("--folder", default=None, help="folder of the matrix, which is kept (default: temporary)")
+    parser.add_argument("--bytes", default="2GB", help="size of the matrix (default 2GB)")
+    parser.add_argument("--cache", default="64MiB", help="cache of the storage tier (default 64MiB)")
+    parser.add_argument("--page-size", default=None, help="page size of scans from storage (default: the library's)")
     parser.add_argument("--blocks", type=int, default=20_000, help="random blocks (default 20000)")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--cold-runs", type=int, default=2)

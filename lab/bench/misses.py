@@ -38,7 +38,7 @@ def touch(a, page_items, mask, wrong):
 
 @kernel
 def records(a, mask, sink):
-    """Read a whole record a warp."""
+    """Read a whole record per warp."""
     t = grid(1)
     record = (div(t, warp_size()) * ODD + 777) & mask
     total = 0
@@ -141,7 +141,7 @@ def bulk(nbytes: int, setting: Setting, record: Record, copy: float) -> None:
                 raise SystemExit(f"not all pages were loaded: {counts}")
 
         if not np.array_equal(a[: 1 << 20], data[: 1 << 20]):
-            raise SystemExit("a slice is wrong")
+            raise SystemExit("a slice has wrong items")
         for name, call in {
             "prefetch": prefetch,
             "slice": lambda: a[:].read(),

@@ -27,7 +27,7 @@ SHOWN = {
     "sched-latency": (),
     "sched-share": ("stp/[crs]*/source", "stp/[crs]*/lanes"),
 }
-"""Figures of each benchmark that the page shows; a benchmark without any has no section there."""
+"""Figures of each benchmark that the page shows; a benchmark without such figures has no section there."""
 
 TITLES = {
     "hits": "Cached reads",
@@ -40,7 +40,7 @@ TITLES = {
     "kv-device": "Key-value stores in kernels",
     "sched-share": "Policies on one GPU",
 }
-"""Headings of benchmarks; others have their name."""
+"""Headings of benchmarks; by default, the name of the benchmark."""
 
 
 def number(value: float) -> str:
@@ -54,7 +54,7 @@ def number(value: float) -> str:
 
 
 def is_shown(result: schema.Result, figure: dict[str, Any]) -> bool:
-    """Return True if the page shows a figure: a benchmark without an entry in `SHOWN` has all of its figures there."""
+    """Return True if the page shows a figure: of a benchmark without an entry in `SHOWN`, it shows all figures."""
     patterns = SHOWN.get(result["benchmark"], ("*",))
     return any(fnmatch.fnmatchcase(figure["id"].partition("/")[2], pattern) for pattern in patterns)
 

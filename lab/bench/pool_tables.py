@@ -5,11 +5,11 @@ link is MPI's shared memory. Each time covers the operands to the device, the co
 
 - *local pinned*, *local pageable*: CuPy in this process, from pinned and from ordinary arrays;
 - *lent*: the pool, with arrays of ``ww.pinned_empty``, which the agent registers;
-- *pipeline*, *one piece*: the pool with ordinary arrays, in a pipeline of chunks, and all of it in one chunk.
+- *pipeline*, *one piece*: the pool with ordinary arrays, in a pipeline of chunks, and in one chunk.
 
 Matrices are FP32, multiplied by a naive kernel and by cuBLAS; FFTs are of n rows of 1,024 complex64, by cuFFT. The
-model of *pipeline* is made of measured rates: the link's and the device's, in and out, the computation alone, and the
-time of an empty call.
+model of *pipeline* uses measured rates: the link's and the device's, in and out, the computation alone, and the time of
+an empty call.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def fft(a: Any, c: Any) -> None:
 
 
 def seconds(run: Callable[[], object], bound: float, times: int = 9) -> float:
-    """Return the median time of a call; the first one warms up, unless there is no time at all."""
+    """Return the median time of a call; the first call warms up, unless the time limit is 0."""
     if bound:
         run()
     found: list[float] = []
@@ -152,7 +152,7 @@ class Rates:
 def compare(
     device: Any, rates: Rates, name: str, local_compute: Any, away: Any, inputs: Sequence[Any], out: Any, bound: float
 ) -> list[Any]:
-    """Return times in every way, taken in turn, and how they relate; the model's rates are those before and after."""
+    """Return the times of all methods, measured in turn, and their ratios; the model uses rates before and after."""
     runs = {
         "local pinned": local(local_compute, [pinned_like(a) for a in inputs], pinned_like(out)),
         "local pageable": local(local_compute, inputs, out),
@@ -198,7 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--matrices", type=int, nargs="*", default=[1024, 2048, 4096, 8192, 12288, 16384])
     parser.add_argument("--ffts", type=int, nargs="*", default=[8, 16, 64, 256, 512, 1024, 2048, 4096, 8192])
-    parser.add_argument("--bound", type=float, default=0.5, help="seconds for one figure")
+    parser.add_argument("--bound", type=float, default=0.5, help="time for one figure, in seconds")
     parser.add_argument("--json", default=None, metavar="FILE")
     options = parser.parse_args()
     device = next(d for d in ww.devices() if d.target == "cuda")

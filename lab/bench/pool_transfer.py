@@ -1,8 +1,8 @@
 """Seconds of transfers from an application to the memory of a device in another process, whole and pipelined.
 
 One application and one agent, two processes of MPI over shared memory on one machine. The agent's device has an
-emulated copy engine of ``-o copy=3600`` MB/s, and ``-o links=0,3600`` repeats all with a link of 3600 MB/s.
-Three stages are measured each by itself: *link*, *memory* (MPI's copy between processes) and *device* (copy engine).
+emulated copy engine of ``-o copy=3600`` MB/s, and ``-o links=0,3600`` repeats all measurements with a link of 3600
+MB/s. Three stages are measured separately: *link*, *memory* (MPI's copy between processes) and *device* (copy engine).
 
 - *pipeline*: bandwidth by size of the data and of a chunk, with four buffers (figure 8 of the source);
 - *whole* and *piped*: all data in one chunk, and the defaults (figures 9 and 10), with the application idle, *busy*
@@ -126,7 +126,7 @@ def application(link: float, latency: float, copy: float, quick: bool) -> dict[s
 
 
 def copy_while_computing(device: Any, buffer: Any, source: Any, tuning: Any, expected: float) -> float:
-    """Return the median time of a copy by the device's clock, while this thread computes in Python and asks nothing."""
+    """Return the median time of a copy by the device's clock, while this thread only computes in Python."""
     device.transfers = tuning
     times = []
     for _ in range(7):
@@ -142,7 +142,7 @@ def copy_while_computing(device: Any, buffer: Any, source: Any, tuning: Any, exp
 
 
 def processor_seconds(device: Any) -> float:
-    """Return the seconds of processors that application and agent have used."""
+    """Return the CPU seconds that application and agent have used."""
     return time.process_time() + float(device.call(time.process_time).get())
 
 
@@ -162,7 +162,7 @@ def engine(copy: float) -> float:
 
 
 def job(link: float, copy: float, latency: float, quick: bool) -> dict[str, Any]:
-    """Run the application and its agent, and return the application's findings."""
+    """Run the application and its agent, and return the application's measurements."""
     bundled = Path(sys.executable).parent / "mpiexec"
     code = "import sys; from lab.bench import pool_transfer; pool_transfer.rank(*sys.argv[1:])"
     numbers = [str(link), str(latency), str(copy), str(int(quick))]
@@ -176,7 +176,7 @@ def job(link: float, copy: float, latency: float, quick: bool) -> dict[str, Any]
 
 
 def rank(role: str, link: str, latency: str, copy: str, quick: str) -> None:
-    """Be the application or the agent."""
+    """Run as the application or the agent."""
     if role == "agent":
         agent(float(link), float(latency), float(copy))
     else:

@@ -23,7 +23,7 @@ from warpwell import gpu
 
 @ww.kernel
 def level(rows, columns, depth, found, now):
-    """Reach the neighbours of the vertices of the last level."""
+    """Visit the neighbors of the vertices of the last level."""
     i = gpu.grid(1)
     if depth[i] == now:
         for k in range(rows[i], rows[i + 1]):
@@ -34,7 +34,7 @@ def level(rows, columns, depth, found, now):
 
 
 def search(rows: Any, columns: Any, depth: Any, found: Any, sources: Any) -> list[int]:
-    """Search from each source (on the agent); return how many vertices each has reached."""
+    """Search from each source (on the agent); return the number of vertices that each search has reached."""
     reached = []
     for source in sources:
         depth[:] = -1
@@ -101,9 +101,9 @@ def copies(devices: Any) -> list[list[Any]]:
 
 
 def peer(size: int, access: bool) -> float:
-    """Return the rate of a peer copy in this process, GB/s; nan where it has not two GPUs.
+    """Return the rate of a peer copy in this process in GB/s; nan if the process does not have two GPUs.
 
-    Without peer access, which a program has to ask for, the driver copies by way of the host.
+    Without peer access, which a program must enable, the driver copies through the host.
     """
     try:
         import cupy
@@ -136,7 +136,7 @@ def peer(size: int, access: bool) -> float:
 
 @ww.kernel
 def burn(x, rounds):
-    """Take a while."""
+    """Occupy the GPU for a time."""
     i = gpu.grid(1)
     v = x[i]
     for _ in range(rounds):
@@ -192,7 +192,7 @@ def searches(devices: Any, scale: int, sources: int) -> list[list[Any]]:
         return [answers[k % count][k // count] for k in range(sources)]
 
     assert run(1) == run(2)
-    times = [[seconds(lambda: run(1), 1), seconds(lambda: run(2), 1)] for _ in range(5)]  # in turn: hosts vary
+    times = [[seconds(lambda: run(1), 1), seconds(lambda: run(2), 1)] for _ in range(5)]  # alternate: hosts vary
     print("searches:", *(f"{single / two:.2f}" for single, two in times), flush=True)
     single, two = statistics.median(t[0] for t in times), statistics.median(t[1] for t in times)
     return [[f"{sources} searches, {m:,} edges", 1e3 * single, 1e3 * two, statistics.median(a / b for a, b in times)]]
@@ -252,9 +252,9 @@ def _fill(matrix: Any, first: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scale", type=int, default=22, help="of the graph: 2^scale vertices")
+    parser.add_argument("--scale", type=int, default=22, help="scale of the graph: 2^scale vertices")
     parser.add_argument("--sources", type=int, default=128)
-    parser.add_argument("--size", type=int, default=32768, help="of the matrix")
+    parser.add_argument("--size", type=int, default=32768, help="rows of the matrix")
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--json", default=None, metavar="FILE")
     options = parser.parse_args()

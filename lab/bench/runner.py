@@ -30,7 +30,7 @@ ROOT = machine.ROOT
 
 
 class CannotRunError(Exception):
-    """A benchmark cannot run on this machine; the text says why."""
+    """A benchmark cannot run on this machine; the message states the reason."""
 
 
 def _needs_gpu() -> str | None:
@@ -66,7 +66,7 @@ class Setting:
     ----------
     device : {"cpu", "cuda"}
     quick : bool
-        Whether to take little data.
+        Whether to use little data.
     options : dict of str to str
         Options of the benchmark by name (``-o NAME=VALUE``).
     """
@@ -120,7 +120,7 @@ class Record:
         Parameters
         ----------
         figure : str
-            Its name; the name of the benchmark and a slash are put in front.
+            Its name, without the prefix of the benchmark's name and a slash.
         values : float or iterable of float
             The value, or the values of repeated measurements.
         unit : str
@@ -161,7 +161,7 @@ class Benchmark:
     figures: tuple[str, ...]
 
     def missing(self) -> str | None:
-        """Return why the benchmark cannot run here, or None."""
+        """Return the reason why the benchmark cannot run here, or None."""
         return next((reason for need in sorted(self.needs) if (reason := NEEDS[need]())), None)
 
 
@@ -211,7 +211,7 @@ def run_once(name: str, setting: Setting, root: Path = ROOT, timeout: float = 90
     Raises
     ------
     CannotRunError
-        The machine lacks what it needs, or the process failed.
+        The machine lacks a requirement, or the process failed.
     """
     with tempfile.TemporaryDirectory(prefix="warpwell-bench-") as folder:
         out = Path(folder) / "figures.json"

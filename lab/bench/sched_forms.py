@@ -1,4 +1,4 @@
-"""What do the preemptible forms of a kernel cost, and how soon does a running one leave?
+"""Cost of the preemptible forms of a kernel, and latency of its preemption.
 
 *Forms*: the plain kernel, and workers that claim blocks, in turn, in one run; registers and resident blocks
 of each; whether the results are the same bit for bit. *Block length*: the same for blocks of a chosen time.
@@ -35,7 +35,7 @@ COPY_BYTES = 64 << 20
 
 @ww.kernel
 def spin(x, rounds):
-    """Compute for a time that `rounds` sets; the first index of every block counts how often it ran."""
+    """Compute for a time that `rounds` sets; the first item of every block counts its executions."""
     i = gpu.grid(1)
     value = np.float32(1.0)
     for _ in range(rounds):
@@ -56,7 +56,7 @@ class Bench:
         self.delay: Any = None
 
     def seconds(self, start: Any) -> float:
-        """Return the GPU's time of what `start(stream)` launches, which it has before the first event is reached."""
+        """Return the GPU's time of the launches of `start(stream)`, all queued before the first event is reached."""
         if self.delay is None:
             self.delay = Made(self, spin[256 * 132], (zeros("cuda", 132, np.int32), 5000))
         self.delay.forms.start_plain(self.stream)
@@ -102,7 +102,7 @@ class Made:
         self.forms.start(self.control, 0, count, stream, chunk)
 
     def chunk_for(self, seconds: float) -> int:
-        """Return how many blocks a worker claims at once, about 20 us of work, if the plain kernel takes `seconds`."""
+        """Return the blocks that a worker claims at once, about 20 us of work, if the plain kernel takes `seconds`."""
         block = seconds * min(self.resident["workers"]["resident"], self.blocks.blocks) / self.blocks.blocks
         return max(1, min(16, int(20e-6 / block)))
 
@@ -233,7 +233,7 @@ def latency(bench: Bench, name: str, counts: dict[float, int]) -> list[list[Any]
             made.forms.start(made.control, 0, resident, bench.stream, 1)
             event = bench.gpu.mark(bench.stream)
             bench.wait_seconds(2 * length + float(rng.uniform(0.1e-3, 0.4e-3)))
-            if len(lengths) < 20 and length < 5e-3:  # measures without a change, because other kernels may slow it
+            if len(lengths) < 20 and length < 5e-3:  # measure without a change: other kernels may slow the kernel
                 before, at = bench.gpu.read_words(made.control, CONTROL_WORDS)[DONE], time.perf_counter()
                 bench.wait_seconds(max(5 * length, 0.3e-3))
                 after = bench.gpu.read_words(made.control, CONTROL_WORDS)[DONE]

@@ -4,8 +4,8 @@ Without a GPU (``cpu/...``): the CPU time per task of `submit`, of `result` and 
 instead of the GPU, and without native waits: of launches that are submitted alone, of *prepared* ones, and of one
 *batch*.
 
-On a GPU, *decision* is the time from the completion that the scheduler noticed (on an idle device, from the call of
-`submit`) to the return of the driver's launch; it is negative if the next kernel was launched behind the running one.
+On a GPU, *decision* is the time from the completion that the scheduler detected (on an idle device, from the call of
+`submit`) to the return of the driver's launch; negative if the next kernel was launched behind the running kernel.
 *Batch* is the time per kernel of many short ones, in one call of `submit_many`, compared with plain launches in one
 stream.
 """
@@ -33,7 +33,7 @@ BLOCKS = 132
 
 
 def rounds_for(bench: Bench, x: Any, seconds: float) -> int:
-    """Return the rounds of `spin` that take so long."""
+    """Return the rounds of `spin` that take this time."""
     rounds = 1000
     for _ in range(4):
         made = Made(bench, spin[256 * BLOCKS], (x, rounds))
@@ -42,7 +42,7 @@ def rounds_for(bench: Bench, x: Any, seconds: float) -> int:
 
 
 def plain_seconds(bench: Bench, x: Any, rounds: int, count: int) -> float:
-    """Return the seconds of launches in one stream, from the first one to the end of the last."""
+    """Return the seconds of launches in one stream, from the first launch to the end of the last."""
     made = Made(bench, spin[256 * BLOCKS], (x, rounds))
     start = time.perf_counter()
     for _ in range(count):
@@ -76,7 +76,7 @@ class Workers(FirstCome):
 
 
 class Watch:
-    """When launches had returned and when ends were noticed, by number (`time.perf_counter`)."""
+    """Times at which launches returned and ends were detected, by number (`time.perf_counter`)."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.launched: dict[int, float] = {}
@@ -104,12 +104,12 @@ class Watch:
         self._reap = reap
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop recording."""
         LaunchQueue.poll_completions = self._reap  # type: ignore[method-assign]
 
 
 def decisions(policy: Any, x: Any, rounds: int, seconds: float, count: int) -> list[float]:
-    """Return seconds from an end that was noticed to the next launch having returned, of a backlog."""
+    """Return the seconds from each detected end to the return of the next launch, for a backlog."""
     profile = Profile(kind=Kind.COMPUTE, seconds=seconds, source="measured")
     with Scheduler("cuda", policy, limit=1) as scheduler:
         scheduled_seconds(scheduler, x, rounds, 4, profile)
@@ -139,7 +139,7 @@ def arrivals(x: Any, rounds: int, seconds: float, pause: float, count: int) -> l
 
 @contextmanager
 def native_seconds() -> Iterator[list[float]]:
-    """Give a list with the CPU seconds of native waits, which hold no interpreter lock."""
+    """Yield a list with the CPU seconds of native waits, which do not hold the interpreter lock."""
     watch, total = LaunchQueues.watch, [0.0]
 
     def timed(self: Any, *args: Any, **options: Any) -> Any:

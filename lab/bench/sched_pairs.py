@@ -1,4 +1,4 @@
-"""How fast do two kernels run together? Normalized IPC of each pair, by order of residency and quotas, and apart.
+"""Speed of two kernels that run together: normalized IPC of each pair, by order of residency and quotas.
 
 Each kernel alone, untransformed, on the whole GPU gives its rate in blocks a second. Then two of them run as workers,
 the first resident before the second is launched; the blocks that each ends in a common window, over its rate alone,
@@ -84,7 +84,7 @@ def together(bench: Bench, first: Made, second: Made, workers: tuple[int, int], 
     """Return blocks a second of two kernels in a window that both fill."""
     settle = 0.4e-3  # seconds between the launches, and before the window
     sides = []
-    for made in (first, second):  # a launch takes at least its time alone
+    for made in (first, second):  # a launch takes at least its solo time
         sides.append(Repeats(bench, made, int((4 * settle + 2 * window) / made.alone) + 2))
     events = []
     for side, count, stream in zip(sides, workers, streams, strict=True):
@@ -104,7 +104,7 @@ def together(bench: Bench, first: Made, second: Made, workers: tuple[int, int], 
 
 
 def green_contexts(count: int) -> tuple[tuple[Any, Any], int, Any]:
-    """Return streams on about `count` multiprocessors and on the rest, how many the first has, and what to keep."""
+    """Return streams on about `count` multiprocessors and on the rest, the first's count, and objects to keep."""
     from cuda import core
 
     device = core.Device(0)
@@ -118,7 +118,7 @@ def green_contexts(count: int) -> tuple[tuple[Any, Any], int, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--window", type=float, default=4e-3, help="seconds")
+    parser.add_argument("--window", type=float, default=4e-3, help="window of a measurement, in seconds")
     parser.add_argument("--kernels", nargs="+", default=list(KERNELS))
     parser.add_argument("--matrix", default=None, metavar="FILE")
     parser.add_argument("--json", default=None, metavar="FILE")

@@ -1,6 +1,6 @@
 """GPU sharing without a scheduler: the traces of `sched_share.py` by time slicing, MPS and green contexts.
 
-Each class has a tenant, which launches its kernels as they are, in order of arrival, into one stream: a process each
+Each class has a tenant, which launches its unmodified kernels in order of arrival into one stream: a process each
 (time slicing; MPS, without and with a percentage of the threads), or one process with a green context each. A tenant
 does not wait for its kernels before it launches the next ones. `sched_share.py --peers` runs them between its own.
 """
@@ -30,7 +30,7 @@ Played = tuple[str, float, float]
 
 
 def play(bench: Any, made: Any, items: Sequence[Item], streams: dict[str, Any], began: float) -> list[Played]:
-    """Launch kernels when they arrive, each class in its stream; tell when each has ended."""
+    """Launch kernels when they arrive, each class in its stream; return the end of each kernel."""
     coming, running = deque(items), {kind: deque[tuple[str, float, Any]]() for kind in streams}
     found: list[Played] = []
     latest = 0.0
@@ -48,12 +48,12 @@ def play(bench: Any, made: Any, items: Sequence[Item], streams: dict[str, Any], 
                 latest = time.perf_counter() - began
                 found.append((name, at, latest))
         if now > latest + PATIENCE:
-            raise SystemExit("a kernel does not end")
+            raise SystemExit("a kernel has not ended within its timeout")
     return found
 
 
 def worker(kind: str, dry: bool) -> None:
-    """Be the tenant of one class: play what is asked for, a line each, and answer with the times."""
+    """Run as the tenant of one class: play the requested items, one per line, and answer with the times."""
     from lab.bench import sched_share
     from lab.bench.sched_forms import Bench, Made
 
@@ -80,7 +80,7 @@ def worker(kind: str, dry: bool) -> None:
 
 
 class Tenants:
-    """Two processes, one a class."""
+    """Two processes, one for each class."""
 
     def __init__(self, dry: bool, **variables: str) -> None:
         environment = {**os.environ, **variables}
@@ -110,7 +110,7 @@ class Tenants:
         return answers
 
     def load(self) -> None:
-        """Let both make their arrays and compile."""
+        """Let both processes create their arrays and compile."""
         self._send(["load", "load"])
 
     def play(self, items: Sequence[Item]) -> list[Played]:
@@ -121,7 +121,7 @@ class Tenants:
         return [*first, *second]
 
     def close(self) -> None:
-        """End both."""
+        """End both processes."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.close()
@@ -134,7 +134,7 @@ class Tenants:
 
 @contextlib.contextmanager
 def peer(name: str, bench: Any, made: Any, dry: bool) -> Iterator[Any]:
-    """Give a function that plays a trace under one of `PEERS`."""
+    """Yield a function that plays a trace under one of `PEERS`."""
     if name == "green contexts":
         if dry:
             yield lambda items: [(name, at, at + 2e-3) for name, _, at in items]

@@ -1,13 +1,13 @@
-"""How soon does a task of top priority start, where both lanes are full and 64 MiB copies run?
+"""Latency of a task of top priority while both lanes are full and copies of 64 MiB run.
 
-Two kernels of some 12 ms keep both lanes busy, more of them wait, and a thread copies 64 MiB to the device without a
+Two kernels of about 12 ms keep both lanes busy, more kernels wait, and a thread copies 64 MiB to the device without a
 pause. At random times a short task of higher priority is submitted, of the class of one lane or of the other. Its first
 block writes the GPU's clock to pinned memory. The result is the time from before `submit` to then, with the times of
 the arrival, the preemption, its end and the launch in the log. The `Scheduler` has its default options; each
 kernel runs solo a few times first, which are measured.
 
-The clocks are compared before and after, by a kernel of one thread that answers the host with its clock: that lies
-between the host's question and its sight of the answer, so the narrowest of many intervals bounds the offset.
+The clocks are compared before and after, by a kernel of one thread that answers the host with its clock: the clock was
+read between the host's question and its receipt of the answer, so the narrowest of many intervals bounds the offset.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ALONE = 5
 
 @ww.kernel
 def answer(fields, times):
-    """Answer each of the host's questions, 1 to `times`, with the clock; stop after two seconds."""
+    """Answer each question of the host, 1 to `times`, with the clock; stop after two seconds."""
     question = 1
     start = clock_ns()
     while question <= times and clock_ns() - start < 2_000_000_000:
@@ -50,7 +50,7 @@ def answer(fields, times):
 
 @ww.kernel
 def urgent_compute(x, growth, steps, address):
-    """Compute for a few hundred microseconds; tell first when it began."""
+    """Compute for a few hundred microseconds; first write the time of the start."""
     i = ww.gpu.grid(1)
     if i == 0:
         store_relaxed(address, clock_ns(), SYSTEM)
@@ -62,7 +62,7 @@ def urgent_compute(x, growth, steps, address):
 
 @ww.kernel
 def urgent_memory(a, b, factor, address):
-    """Move some 300 MB; tell first when it began."""
+    """Move about 300 MB; first write the time of the start."""
     i = ww.gpu.grid(1)
     if i == 0:
         store_relaxed(address, clock_ns(), SYSTEM)
@@ -81,7 +81,7 @@ class Clocks:
     def __init__(self, device: str, fields: Any, address: int) -> None:
         self._device, self._fields, self._address = device, fields, address
         self.points: list[tuple[float, float, float]] = []
-        answer[1](address, 0, device=device)  # compiled now, so that its first answer comes at once
+        answer[1](address, 0, device=device)  # compiled here, so that the first answer is not late
 
     def compare(self, times: int = 1000) -> None:
         """Add a point."""
@@ -93,13 +93,13 @@ class Clocks:
         limit = time.perf_counter() + PATIENCE
         for question in range(1, times + 1):
             if question > 1 and time.perf_counter() > limit:
-                break  # on a busy machine; the kernel ends by itself
+                break  # the machine is busy; the kernel ends by itself
             fields[0] = 0
             start = time.perf_counter()
             fields[1] = question
             while not fields[0]:
                 if time.perf_counter() > start + PATIENCE:
-                    raise SystemExit("the clock kernel does not answer")
+                    raise SystemExit("the clock kernel did not answer within its timeout")
             answered = time.perf_counter()
             limit = answered + 1.0 if question == 1 else limit
             offset = 1e-9 * int(fields[0]) - (start + answered) / 2
@@ -116,7 +116,7 @@ class Clocks:
 
 @contextmanager
 def busy(scheduler: Scheduler, kinds: list[tuple[Any, tuple[Any, ...]]], depth: int = 3) -> Iterator[list[int]]:
-    """Keep `depth` tasks of each kernel waiting or running; give a list that counts those that have ended."""
+    """Keep `depth` tasks of each kernel waiting or running; yield a list that counts the ended tasks."""
     stop, ended = threading.Event(), [0] * len(kinds)
 
     def feed(k: int) -> None:
@@ -176,11 +176,11 @@ def steps(scheduler: Scheduler, name: str, start: list[float]) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=400)
-    parser.add_argument("--seconds", type=float, default=40, help="begin no other case after this time")
+    parser.add_argument("--seconds", type=float, default=40, help="start no case after this time")
     parser.add_argument("--policies", nargs="+", default=["lanes"])
     parser.add_argument("--json", default=None, metavar="FILE")
     parser.add_argument("--log", default=None, metavar="FILE", help="write the scheduler's log of the last policy")
-    parser.add_argument("--dry", action="store_true", help="on the CPU, to try the script; figures mean nothing")
+    parser.add_argument("--dry", action="store_true", help="run on the CPU, only to test the script")
     options = parser.parse_args()
     start = time.perf_counter()
     device = "cpu" if options.dry else "cuda"

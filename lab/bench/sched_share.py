@@ -72,7 +72,7 @@ def stream(a, b, c, factor):
 
 @ww.kernel
 def logistic(x, growth, steps):
-    """Iterate the logistic map on four items a thread, so that one's latency hides behind the others."""
+    """Iterate the logistic map on four items per thread, so that their latencies overlap."""
     i = ww.gpu.grid(1)
     n = x.size >> 2
     p, q, r, s = x[i], x[i + n], x[i + 2 * n], x[i + 3 * n]
@@ -198,7 +198,7 @@ def both(ran: ReplayResult, profiles: Any) -> float:
     sides: dict[Any, list[Any]] = defaultdict(list)
     for job in ran.jobs:
         if job.started is None:
-            return float("nan")  # it failed, and is counted
+            return float("nan")  # a failed kernel, which is counted
         sides[job.task.profile.kind].append(job)
     if len(sides) < 2:
         return float("nan")
@@ -212,7 +212,7 @@ def both(ran: ReplayResult, profiles: Any) -> float:
 
 
 def bits(real: Any, bench: Any, made: Any, found: Any, profiles: Any, count: int) -> bool:
-    """Return whether logistic, that ran `count` times together with stream, left the bits that plain launches leave."""
+    """Return True if `count` runs of logistic together with stream have the same bits as plain launches."""
     x = found["logistic"][1][0]
     ramp[x.size](x, np.float32(0.0007))
     for _ in range(count):
@@ -235,7 +235,7 @@ def measure_all(window: float) -> tuple[Any, Any, Any, list[Pair], Any, Any]:
 
 
 def traces_of(found: Any, profiles: Any, count: int) -> dict[str, Any]:
-    """Return what makes each trace from a seed and the time at which it begins."""
+    """Return functions that create each trace from a seed and the time at which it begins."""
     suite = [n for n in found if not n.startswith("random")]
     mixed = [n for n in found if n.startswith("random")]
     sides = {

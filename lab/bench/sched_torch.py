@@ -2,9 +2,9 @@
 
 A ResNet-18 for CIFAR is trained (eager, channels-last, batch 256). A transformer of 12 layers (d 1024, batch 8,
 sequence 512, bfloat16) answers batches that arrive at random; the latency of a batch counts from its arrival. All sides
-of a load have the same arrivals. On the side "share", `warpwell share` starts both, and their code takes no turns. Else
-training takes a turn a step, and pauses at residual blocks: its host waits there while inference has the GPU.
-Inference takes a turn a batch, with priority. ::
+of a load have the same arrivals. On the side "share", `warpwell share` starts both, and their code has no turns.
+Otherwise, training has a turn for each step, and pauses at residual blocks: its host waits there while inference has
+the GPU. Inference has a turn for each batch, with priority. ::
 
     python -m lab bench sched-torch --seconds 8 --loads 0.1,0.2 --json torch.json
 
@@ -36,7 +36,7 @@ HOW = {"pauses": "turns, with pauses", "steps": "turns"}
 
 
 class Pretend:
-    """Sleeps: the plan of the benchmark without a GPU."""
+    """Sleeps instead of computing, to test the benchmark without a GPU."""
 
     def __init__(self, _: str) -> None:
         self.streams = (None, None)
@@ -172,7 +172,7 @@ class Torch:
 
 
 def nothing() -> None:
-    """Pause nowhere."""
+    """Do nothing at a pause."""
 
 
 def train(work: Any, order: dict[str, Any]) -> dict[str, Any]:
@@ -213,12 +213,12 @@ def serve(work: Any, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def worker(parts: str, made: Any) -> None:
-    """Carry out orders, one a line."""
+    """Execute orders, one per line."""
     work: Any = made(parts)
     jobs = {TRAIN: train, SERVE: serve}
     own_parts = [TRAIN, SERVE] if parts == "both" else [parts]
     began = time.monotonic()
-    for _ in range(12):  # kernels are chosen, and memory is allocated
+    for _ in range(12):  # PyTorch chooses kernels and allocates memory
         for part, stream in zip((TRAIN, SERVE), work.streams, strict=True):
             if part in own_parts:
                 with work.use(stream):
@@ -232,7 +232,7 @@ def worker(parts: str, made: Any) -> None:
             work.answer()
             times.append(time.monotonic() - began)
         ready["batch"] = sorted(times)[len(times) // 2]
-        with ww.turn(SERVE, priority=1):  # the first one imports, and opens the board
+        with ww.turn(SERVE, priority=1):  # the first turn imports modules, and opens the board
             pass
     if TRAIN in own_parts:
         began = time.monotonic()
@@ -280,7 +280,7 @@ class Program:
         self.ready: dict[str, Any] = {}
 
     def started(self) -> dict[str, Any]:
-        """Wait until it is ready."""
+        """Wait until the process is ready."""
         self.ready = self._answer()
         return self.ready
 
@@ -309,7 +309,7 @@ class Program:
 
 
 def together(programs: list[Program], order: dict[str, Any]) -> dict[str, Any]:
-    """Let programs carry out an order at one time."""
+    """Let programs execute an order at the same time."""
     order = {**order, "at": time.monotonic() + 0.3}
     for program in programs:
         program.send(order)
@@ -357,9 +357,7 @@ class Table:
         if "rate" in answers.get(TRAIN, {}):
             row["steps_per_second"] = answers[TRAIN]["rate"]
             row["training"] = answers[TRAIN]["rate"] / self.rate if self.rate else 1.0
-            row["of_ceiling"] = row["training"] / (
-                1 - load
-            )  # relative to the time that inference leaves when it has the GPU to itself
+            row["of_ceiling"] = row["training"] / (1 - load)  # relative to the time that solo inference leaves free
         times = sorted(answers.get(SERVE, {}).get("latencies", ()))
         if times:
             row["batches"] = len(times)
@@ -373,7 +371,7 @@ class Table:
         print("  ".join(f"{k}={v:.3f}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()), flush=True)
 
     def pair(self, side: str, programs: list[Program], turns: str = "", **more: Any) -> None:
-        """Run both at each load."""
+        """Run both programs at each load."""
         for load in self.loads:
             self.add(side, load, together(programs, self.order(load, turns, **more)))
 
@@ -446,14 +444,14 @@ def measure(options: argparse.Namespace, rows: Table) -> None:
 
 
 def main() -> None:
-    """Run, or be a worker."""
+    """Run the benchmark, or a worker process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=8.0, help="of a side at a load")
-    parser.add_argument("--loads", default="0.1,0.2", help="parts of the GPU that inference takes")
-    parser.add_argument("--sides", default=",".join((*HOW, "share", "slicing", "streams", "mps")), help="those to run")
+    parser.add_argument("--seconds", type=float, default=8.0, help="duration of a side at a load")
+    parser.add_argument("--loads", default="0.1,0.2", help="loads of inference, as fractions of the GPU")
+    parser.add_argument("--sides", default=",".join((*HOW, "share", "slicing", "streams", "mps")), help="sides to run")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--batch", type=int, default=256, help="images of a step of training")
-    parser.add_argument("--json", help="write the rows")
+    parser.add_argument("--batch", type=int, default=256, help="images of a training step")
+    parser.add_argument("--json", help="file for the rows")
     parser.add_argument("--pretend", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -26,13 +26,13 @@ I8 = np.dtype(np.int64)
 
 @device
 def mix(total, item):
-    """Fold an item in a way that the library does not know."""
+    """Fold an item by a function that the library has no special case for."""
     return (total ^ item) + item
 
 
 @device
 def more(item):
-    """Return what is stored for an item."""
+    """Return the value to store for an item."""
     return item + 1
 
 
@@ -72,7 +72,7 @@ def raw_pairs(a, runs, items, warps, sink):
 
 
 def raw_stores(a, runs, items, warps, sink):
-    """Walk by words, and store something for each."""
+    """Walk by words, and store a value for each."""
     warp, lane = gpu.grid(1) // warp_size(), lane_id()
     step = 8 * warp_size()
     for run in range(warp, runs, warps):
@@ -98,7 +98,7 @@ def subscripts(a, runs, items, warps, sink):
 
 
 def known_fold(a, runs, items, warps, sink):
-    """Walk by a fold that the library knows."""
+    """Walk by a fold of the library."""
     warp = gpu.grid(1) // warp_size()
     total = 0
     for run in range(warp, runs, warps):
@@ -138,7 +138,8 @@ SPANS = {
     "map out": map_out,
     "complete": user_fold,
 }
-"""Walks with the look at pages that take turns in the frames; `complete` without, as where all pages have their own."""
+"""Walks. They check the pages, which may be evicted; `complete` omits the check, because each page has its own
+frame."""
 
 
 def device_array(items: int, target: str) -> Any:

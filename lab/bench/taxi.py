@@ -1,10 +1,10 @@
-"""Questions of the BaM paper about taxi trips, compared with DuckDB, Polars and pyarrow where they are installed.
+"""Questions of the BaM paper about taxi trips, compared with DuckDB, Polars and pyarrow if they are installed.
 
 Q0 is the mean distance of the trips of at least 30 miles; each next question adds the mean of one column. Rows are
-bootstrapped from months of green taxis (the glob in ``TAXI_MONTHS``), or made up; no trip has a hail fee, so that
-column has no bytes. Systems alternate. ``-o cold=1`` also asks in new processes after fsync and DONTNEED.
+bootstrapped from months of green taxis (the glob in ``TAXI_MONTHS``), or random; no trip has a hail fee, so that column
+has no bytes. Systems alternate. ``-o cold=1`` also asks in new processes after fsync and DONTNEED.
 
-On a GPU (needs PyTorch; columns are made up): the kernel of filters, compared with a span scan of a cached column, and
+On a GPU (needs PyTorch; columns are random): the kernel of filters, compared with a span scan of a cached column, and
 Q5 on demand with pages of 4 KiB and 512 B, compared with loading the columns whole, and KvikIO if it is installed.
 """
 
@@ -240,7 +240,7 @@ def selection(path: Path, rows: int, options: dict, record: Record) -> None:
 
 
 def on_demand(path: Path, columns: list[np.ndarray], share: float, options: dict, repeats: int, record: Record) -> None:
-    """Ask Q5 on demand and of columns loaded whole, in turns; all caches are empty before each query."""
+    """Ask Q5 on demand, and with whole columns loaded first, in turns; all caches are empty before each query."""
     import torch
 
     import warpwell as ww

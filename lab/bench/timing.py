@@ -14,14 +14,14 @@ import numpy as np
 
 from . import machine as _machine
 
-if not hasattr(np, "row_stack"):  # numba-cuda 0.30 touches it on NumPy 2.5
+if not hasattr(np, "row_stack"):  # numba-cuda 0.30 uses the name on NumPy 2.5
     np.row_stack = np.vstack  # noqa: NPY201 - the old name is required
 
 
 def kernel_times(
     kernel: Any, n: int, *args: Any, device: str, arrays: Sequence[Any] = (), runs: int = 5
 ) -> list[float]:
-    """Return the seconds of `runs` launches with `n` threads after one that compiles.
+    """Return the seconds of `runs` launches with `n` threads, after a launch that compiles.
 
     On a GPU, events around the kernel measure the times, and the controllers of `arrays` keep running. On a CPU
     the clock is read around the whole launch.
@@ -72,7 +72,7 @@ def registers_per_thread(kernel: Any, count: int) -> int:
 
 
 def call_times(call: Callable[[], object], runs: int = 3, before: Callable[[], object] = lambda: None) -> list[float]:
-    """Return the seconds of `runs` calls after one that warms up; `before` is called before each and not timed."""
+    """Return the seconds of `runs` calls after a warm-up call; `before` is called before each call, untimed."""
     times = []
     for _ in range(runs + 1):
         before()
@@ -126,14 +126,14 @@ def save(path: str | None, result: dict[str, Any]) -> None:
 
 
 def drop_file(path: Path) -> None:
-    """Write a file out and drop it from the page cache."""
+    """Sync a file and drop it from the page cache."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def drop_files(folder: Path) -> None:
-    """Write all files of a folder out and drop them from the page cache."""
+    """Sync all files of a folder and drop them from the page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
             drop_file(path)

@@ -108,7 +108,7 @@ class Device:
         return stream
 
     def reset_lost(self, seconds: float) -> bool:
-        """Reset a lost device until it works or the time is over; return True if it works."""
+        """Reset a lost device until it works or `seconds` have passed; return True if it works."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             try:

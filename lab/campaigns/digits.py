@@ -35,12 +35,12 @@ class Classifier:
     Parameters
     ----------
     seed : int
-        Of the first weights.
+        Seed of the first weights.
 
     Attributes
     ----------
     arrays : dict of str to numpy.ndarray
-        Weights and momenta: all of its state.
+        Weights and momenta, which are its whole state.
     """
 
     def __init__(self, seed: int) -> None:
@@ -54,7 +54,7 @@ class Classifier:
         self.arrays = {**weights, **{f"{name}_momentum": np.zeros_like(w) for name, w in weights.items()}}
 
     def step(self, batch: dict[str, NDArray[Any]]) -> float:
-        """Learn from a batch and return its mean loss (cross entropy) before that."""
+        """Learn from a batch and return the mean loss of the batch (cross entropy) before this step."""
         x, y = batch["x"].reshape(-1, 64) / 16.0, batch["y"]
         rows = np.arange(len(y))
         hidden, scores = self._forward(x)
@@ -80,7 +80,7 @@ class Classifier:
         return loss
 
     def accuracy(self, batch: dict[str, NDArray[Any]]) -> float:
-        """Return which fraction of a batch is recognized."""
+        """Return the fraction of a batch that is recognized."""
         _, scores = self._forward(batch["x"].reshape(-1, 64) / 16.0)
         return float((scores.argmax(axis=1) == batch["y"]).mean())
 

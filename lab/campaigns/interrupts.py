@@ -140,7 +140,7 @@ class Program:
     delays : (float, float)
         Shortest and longest time from READY to the interrupt, in seconds.
     ready : bool
-        Whether it prints READY; otherwise the time counts from its start.
+        Whether the program prints READY; otherwise the time counts from its start.
     check : str
         A program that checks the files afterwards.
     """

@@ -127,7 +127,7 @@ def write_parquet(images: Images, path: Path) -> Path:
 
 
 def write_hugging_face(images: Images, path: Path) -> Path:
-    """Write what ``Dataset.save_to_disk`` writes for a feature Image and a ClassLabel."""
+    """Write the same files as ``Dataset.save_to_disk`` for an Image and a ClassLabel feature."""
     import pyarrow as pa
 
     path.mkdir()
@@ -207,7 +207,7 @@ class Import:
     memory_bytes: int
 
     def line(self) -> str:
-        """Return it for a reader."""
+        """Return the outcome as a line of text."""
         return (
             f"{self.source}: {self.records:,} records {self.wrong or 'are the same'}, after {self.kills} kills with "
             f"{self.survived} records; disk {self.disk_share:.4f} of the images; {self.seconds:.1f} s, "
@@ -231,7 +231,7 @@ def import_through_kills(images: Images, source: str, folder: Path, kills: int, 
             wrong = process.stderr.decode() if process.returncode else None
             break
         survived.append(_records(store))
-    for _ in range(2 if wrong is None else 0):  # the second one must add nothing
+    for _ in range(2 if wrong is None else 0):  # the second append must add nothing
         process, _, _ = _run(path, store, "--append")
         wrong = wrong or (process.stderr.decode() if process.returncode else None)
     added = json.loads(process.stdout)["records_read"] if wrong is None else 0
@@ -267,7 +267,7 @@ def _run(
         while child.poll() is None:
             if kill_at is not None and _blocks(store) > kill_at:
                 child.kill()
-            # memory of its own: mapped files of a source are not counted
+            # private memory, without mapped files of a source
             with contextlib.suppress(OSError):  # the process may have ended
                 status = Path(f"/proc/{child.pid}/status").read_text().splitlines()
                 memory = max(memory, *(int(line.split()[1]) << 10 for line in status if line[:7] == "RssAnon"), 0)
@@ -315,12 +315,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; return 1 if a record differs or a store takes more than 1.05 times the bytes of the images."""
     parser = argparse.ArgumentParser(prog="python -m lab campaign kv_imports", description=__doc__)
     number: Any = int
-    parser.add_argument("folder", type=Path, help="where to work, on a disk")
+    parser.add_argument("folder", type=Path, help="working folder, on a disk")
     parser.add_argument("--images", type=number, default=10_000, help="images (10000)")
     parser.add_argument("--classes", type=number, default=100, help="classes (100)")
     parser.add_argument("--kills", type=number, default=5, help="kills of each import (5)")
     parser.add_argument("--sources", nargs="+", choices=list(SOURCES), default=list(SOURCES), help="sources (all)")
-    parser.add_argument("--seed", type=number, default=0, help="of images and kills (0)")
+    parser.add_argument("--seed", type=number, default=0, help="seed of images and kills (0)")
     parser.add_argument("--json", action="store_true", help="one JSON text instead of lines")
     options = parser.parse_args(arguments)
     images, rng = Images(options.images, options.classes, options.seed), random.Random(options.seed)

@@ -213,7 +213,7 @@ class Job:
         until = time.monotonic() + _STACKS
         while set(found) & set(self.pids()) and time.monotonic() < until:
             time.sleep(0.05)
-        self._readers[1].join(max(0.1, until - time.monotonic()))  # it still reads the last lines
+        self._readers[1].join(max(0.1, until - time.monotonic()))  # the thread still reads the last lines
         return " | ".join(self.errors[first:][-60:])
 
     def _nothing_else_is_left(self) -> None:
@@ -449,7 +449,7 @@ _MOUNTED = 'mount -t tmpfs -o size="$1" tmpfs "$2" && shift 2 && exec "$@"'
 
 
 def without_room(setup: Setup, folder: str, draw: random.Random, resource_name: str) -> list[dict[str, Any]]:
-    """Run a program with a limited space or number of files: it works or reports an error, and never hangs."""
+    """Run a program with limited space or a limited number of files. It must work or report an error, and not hang."""
     limits: list[tuple[int, int]] = []
     before: list[str] = []
     if resource_name == "files":

@@ -5,7 +5,7 @@ Made for checkouts of apache/parquet-testing and apache/arrow-testing::
     python -m lab campaign table_corpus FOLDER
 
 Each file is converted, and an Arrow file is opened as well. Exit code 1: a value is wrong, an error of another library
-reached the caller, a failed conversion left something behind, or a process crashed.
+reached the caller, a failed conversion left files, or a process crashed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FAILURES = ("wrong", "bare error", "leftover", "crash", "refused, and pyarrow re
 
 
 def is_data(path: Path) -> bool:
-    """Return whether a file is one of data, by its name or its first bytes."""
+    """Return True if a file is a data file, by its name or its first bytes."""
     with open(path, "rb") as file:
         return path.suffix in SUFFIXES or file.read(8).startswith((b"PAR1", b"PARE", b"ARROW1", b"\xff\xff\xff\xff"))
 

@@ -58,12 +58,12 @@ def library_folder() -> Path:
 
 
 def generated_source() -> str:
-    """Return the C code of the fake driver that follows from the table of calls."""
+    """Return the C code of the fake driver that is generated from the table of calls."""
     return generate.exported_symbols("fake.h", "return fake_absent({0});", weak=lambda call: True)
 
 
 def main() -> None:
-    """Build everything and print one path a line."""
+    """Build everything and print one path per line."""
     built = build()
     for field in fields(built):
         print(f"{field.name}: {getattr(built, field.name)}")

@@ -1,7 +1,7 @@
-"""NbdServer: a disk with a volatile write cache for QEMU, which loses what was not flushed when its client is killed.
+"""NbdServer: a disk with a volatile write cache for QEMU. If its client is killed, unflushed writes are lost.
 
-A drive that is killed over an image file loses nothing, even without a flush, because the system's page cache keeps
-what it wrote. So tests of losses put QEMU's drive on this server (Network Block Device protocol), and kill QEMU.
+If QEMU is killed over an image file, no write is lost, even without a flush, because the page cache keeps the writes.
+So tests of losses put QEMU's drive on this server (Network Block Device protocol), and kill QEMU.
 
 Source: the NBD project's proto.md: fixed newstyle negotiation, simple replies.
 """
@@ -30,9 +30,9 @@ from warpwell.storage import raw_bytes
 SECTOR = 512
 """Size in bytes of the unit that a power loss keeps or drops."""
 VERSIONS = 4
-"""Contents of one unflushed sector that are kept, so that a power loss can leave an old one."""
+"""Maximum number of unflushed contents of a sector that are kept, so that a power loss can leave an old content."""
 LONGEST = 32 << 20
-"""Most bytes of one request."""
+"""Maximum size of a request, in bytes."""
 
 # -- negotiation ----------------------------------------------------------------------------------------------------
 NBD_MAGIC, OPTION_MAGIC, REPLY_MAGIC = 0x4E42444D41474943, 0x49484156454F5054, 0x3E889045565A9
@@ -52,9 +52,9 @@ class NbdServer:
     """A disk in memory behind a Unix socket, for one client at a time; a thread of this process serves it.
 
     An acknowledged write is in a volatile cache. A flush makes durable only the writes that were acknowledged when it
-    arrived. Requests that arrive together are executed in a random order. If the client ends
-    without saying so (it was killed), power is lost: of each sector that was written and not flushed, the newest
-    content stays with probability one half, and else an older one.
+    arrived. Requests that arrive together are executed in a random order. If the client ends without a disconnect (it
+    was killed), power is lost: each unflushed sector keeps its newest content with probability one half, and otherwise
+    has an older content.
 
     Parameters
     ----------
@@ -73,11 +73,11 @@ class NbdServer:
         Called with kind (`READ`, `WRITE` or `FLUSH`), offset and bytes of each request; returns an errno with which the
         request fails, or 0.
     answering : threading.Event
-        While it is cleared, the disk does nothing.
+        While this event is cleared, the disk does nothing.
     losses, dropped : int
         Power losses so far, and sectors whose newest content they dropped.
     requests : dict of int to int
-        How many requests of each kind came.
+        Number of requests of each type.
 
     Examples
     --------
@@ -101,7 +101,7 @@ class NbdServer:
         self.losses = self.dropped = 0
         self.requests = {READ: 0, WRITE: 0, FLUSH: 0}
         self._cache: dict[int, list[bytes]] = {}
-        """Of each sector that is not flushed, its contents since the last flush; the newest is the last."""
+        """For each unflushed sector, its contents since the last flush, the newest content last."""
         self._acknowledged: set[int] = set()
         self._random = random.Random(seed)
         self._lock = threading.Lock()
@@ -211,7 +211,7 @@ class NbdServer:
             self._alone.set()
 
     def _negotiate(self, client: _Client) -> bool:
-        """Agree with a client on the disk; return False if it only asked."""
+        """Negotiate the disk with a client; return False if the client only requested information."""
         client.send(struct.pack(">QQH", NBD_MAGIC, OPTION_MAGIC, FIXED_NEWSTYLE | NO_ZEROES))
         (flags,) = struct.unpack(">I", client.read_exact(4))
         facts = struct.pack(">QH", self.nbytes, HAS_FLAGS | SEND_FLUSH | (0 if self.writable else READ_ONLY))
@@ -243,7 +243,7 @@ class NbdServer:
                 reply(REP_UNSUPPORTED)
 
     def _transmit(self, client: _Client) -> bool:
-        """Answer requests until the client says that it ends: return True; EOFError if it just ends."""
+        """Answer requests until the client disconnects; return True. Raise EOFError if it ends without a disconnect."""
         while True:
             together = list(self._arrived(client))
             self._random.shuffle(together)
@@ -263,7 +263,7 @@ class NbdServer:
                 return True
 
     def _arrived(self, client: _Client) -> Iterator[tuple[int, int, int, int, bytes]]:
-        """Wait for a request; yield it and those that have arrived with it, at most 64."""
+        """Wait for a request; yield this request and others that have arrived, at most 64."""
         for number in range(64):
             if number and not client.has_bytes(REQUEST.size):
                 return

@@ -1,7 +1,7 @@
 """QemuDrive: a QEMU without a guest whose NVMe controller a test uses as a drive.
 
-QEMU (Debian: ``apt-get install qemu-system-x86``) starts in less than a tenth of a second, needs no KVM and no rights,
-and ends with this process, however that ends.
+QEMU (Debian: ``apt-get install qemu-system-x86``) starts in less than a tenth of a second, needs no KVM and no
+privileges, and ends when this process ends for any reason.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from .qtest import ARENA_SLOT, NVME_SLOT, QtestTransport
 
 BINARY = "qemu-system-x86_64"
 VARIABLE = "WARPWELL_QEMU"
-"""Environment variable that names another program than `BINARY`."""
+"""Environment variable with the program to use instead of `BINARY`."""
 INSTALL = f"{BINARY} is not installed: apt-get install qemu-system-x86 (Debian, Ubuntu)"
 
 START_SECONDS = 20.0
-"""How long QEMU may take to start; it takes a twentieth of a second where a processor is free."""
+"""Timeout of the start of QEMU, which takes a twentieth of a second if a core is free."""
 
-# PR_SET_PDEATHSIG holds across exec, but ends QEMU when the *thread* ends that started it.
+# PR_SET_PDEATHSIG survives exec, but kills QEMU when the *thread* that started it ends.
 _WITH_PARENT = (
     "import ctypes, os, sys\n"
     "ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)\n"
@@ -50,12 +50,12 @@ _WITH_PARENT = (
 
 @dataclass(frozen=True)
 class QemuNamespace:
-    """A namespace of a `QemuDrive`, and odd ones.
+    """A namespace of a `QemuDrive`, with unusual formats for tests.
 
     Attributes
     ----------
     size : int or str, optional
-        Bytes, or text as "64MiB": zeros in memory, lost with QEMU.
+        Bytes, or text such as "64MiB": zeros in memory, which are lost when QEMU ends.
     path : str, optional
         An image file instead, raw, which QEMU reads and writes through the page cache.
     backend : dict, optional
@@ -86,7 +86,7 @@ class QemuDrive:
     namespaces : sequence of int, str or QemuNamespace
         Namespaces 1, 2, ...: sizes, or `QemuNamespace`.
     arena : int or str
-        Most memory of the drive's queues and buffers; a power of two. It is taken when it is used.
+        Maximum memory of the drive's queues and buffers, a power of two, allocated at its first use.
     mdts : int, optional
         A command transfers at most 2**mdts pages of 4 KiB; 0: no limit.
     queues : int, optional
@@ -97,7 +97,7 @@ class QemuDrive:
     options : dict, optional
         Further options of ``nvme``.
     seconds : float
-        How long one access to a register may take before the drive is lost.
+        Timeout of an access to a register, after which the drive is lost.
     binary : str, optional
         Path of QEMU. Default: the path in the environment variable ``WARPWELL_QEMU``, else ``qemu-system-x86_64``.
 
@@ -112,7 +112,7 @@ class QemuDrive:
     DeviceNotFoundError
         QEMU is not installed; the message names the package.
     DriveError
-        QEMU does not start; the message has what it said.
+        QEMU does not start; the message has its output.
 
     Examples
     --------
@@ -137,7 +137,7 @@ class QemuDrive:
         found = shutil.which(named or BINARY)
         if found is None:
             where = VARIABLE if named and not binary else "binary"
-            why = f"{where} is {named}, which is no program: name QEMU's" if named else INSTALL
+            why = f"{where} is {named}, which is not a program: set it to the path of QEMU" if named else INSTALL
             raise errors.DeviceNotFoundError(why, device="nvme")
         self._seconds = seconds
         self._resources = contextlib.ExitStack()
@@ -170,7 +170,7 @@ class QemuDrive:
             self._resources = stack.pop_all()
         # An open drive keeps a reference to this object, because its transport may have to kill QEMU.
         self._dropped = weakref.finalize(self, _release, self._resources, self._owner_pid)
-        self._dropped.atexit = False  # threads may be using it until the very end; QEMU ends with the process
+        self._dropped.atexit = False  # threads may use it until the process ends, which also ends QEMU
 
     def _settings(self, end: int, subsystem: bool, options: dict[str, Any]) -> list[str]:
         controller = {"driver": "nvme", "id": "nvme", "addr": f"{NVME_SLOT:x}"}
@@ -194,7 +194,7 @@ class QemuDrive:
         ]
 
     def transport(self) -> QtestTransport:
-        """Return a new way to the controller, which keeps its state; raises `DriveError` while one is open."""
+        """Return a new transport to the controller, which keeps its state; raise `DriveError` if another is open."""
         return self._connect(self._seconds)
 
     def _connect(self, seconds: float) -> QtestTransport:
@@ -207,7 +207,7 @@ class QemuDrive:
         open_now = self._transport()
         if open_now is not None and not open_now.closed and self.running:
             raise errors.DriveError(
-                f"drive {address} is open in this program already: close it first, or share it",
+                f"drive {address} is already open in this program: close it first, or share it",
                 drive=address,
                 reasons=("it is open in this program",),
             )
@@ -221,7 +221,7 @@ class QemuDrive:
             self._output.seek(0)
             output = self._output.read().decode("utf-8", "replace").strip()
             raise errors.DriveLostError(
-                f"{error}" + (f"; it said: {output}" if output else ""), drive=address
+                f"{error}" + (f"; its output: {output}" if output else ""), drive=address
             ) from None
 
     def open(self, **options: Any) -> Drive:
@@ -230,7 +230,7 @@ class QemuDrive:
         Raises
         ------
         DriveError
-            It is open in this program: another user would reset it, and ring its doorbells.
+            The drive is open in this program: a second user would reset it and write its doorbells.
         """
         return Drive(self.transport(), **options)
 
@@ -241,15 +241,15 @@ class QemuDrive:
 
     @property
     def running(self) -> bool:
-        """Whether QEMU is there, stopped or not."""
+        """Whether QEMU's process exists, stopped or not."""
         return not _ended(self._pidfd, 0.0)
 
     def kill(self) -> None:
-        """Kill QEMU (SIGKILL) and wait until it is gone."""
+        """Kill QEMU (SIGKILL) and wait until it has exited."""
         _kill(self._process)
 
     def stop(self) -> None:
-        """Stop QEMU (SIGSTOP) and wait until all of its threads are: it answers nothing from now on."""
+        """Stop QEMU (SIGSTOP) and wait until all of its threads have stopped. After that, it does not answer."""
         self._process.send_signal(signal.SIGSTOP)
         self._await("Tt")
 
@@ -267,7 +267,7 @@ class QemuDrive:
         raise errors.DriveError(f"QEMU ({self.pid}) is not stopped after 5 s", drive=f"qemu:{self.pid}")
 
     def close(self) -> None:
-        """Kill QEMU and release everything (idempotent). So does dropping the object, where no drive of it is open."""
+        """Kill QEMU and release everything (idempotent). Dropping the object does the same unless a drive is open."""
         _release(self._resources, self._owner_pid)
 
     def __enter__(self) -> QemuDrive:
@@ -280,14 +280,14 @@ class QemuDrive:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill QEMU and wait until it is gone."""
+    """Kill QEMU and wait until it has exited."""
     if process.poll() is None:
         process.kill()
         process.wait(10)
 
 
 def _release(resources: contextlib.ExitStack, process: int) -> None:
-    if os.getpid() == process:  # else it is the parent's
+    if os.getpid() == process:  # else the process belongs to the parent
         resources.close()
 
 
@@ -321,7 +321,7 @@ _starting = threading.Lock()
 
 
 def _start(command: list[str], files: Sequence[int], output: Any) -> subprocess.Popen[bytes]:
-    """Start a process that is killed when this one ends; the thread that starts it lives as long as this one."""
+    """Start a process that is killed when this process ends; the starting thread lives as long as this process."""
     global _starter
     result: queue.SimpleQueue[subprocess.Popen[bytes] | BaseException] = queue.SimpleQueue()
     parent = str(os.getpid())
@@ -335,7 +335,7 @@ def _start(command: list[str], files: Sequence[int], output: Any) -> subprocess.
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    start_new_session=True,  # Ctrl-C of a terminal is for this process
+                    start_new_session=True,  # Ctrl-C of a terminal must reach only this process
                 )
             )
         except BaseException as error:  # raised again in the calling thread

@@ -3,8 +3,8 @@
     python -m lab.drives.qemu_pack build/qemu
     WARPWELL_QEMU=build/qemu/qemu-system-x86_64 python ...        # there; any Linux on x86-64 with /bin/sh
 
-The folder needs nothing of the machine: its own loader starts the program with its own libraries. Of QEMU's firmware
-only that is packed which a machine without a guest loads.
+The folder does not depend on the machine: its own loader starts the program with its own libraries. Only the firmware
+that QEMU loads without a guest is packed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 BINARY = "qemu-system-x86_64"
 MODULES = ("accel-tcg-x86_64.so",)
 FIRMWARE = ("bios-256k.bin", "kvmvapic.bin")
-"""What `QemuDrive` has QEMU load: its machine has no display, no network and no disk to boot from."""
+"""Firmware that QEMU loads for `QemuDrive`, whose machine has no display, no network and no boot disk."""
 
 _START = """#!/bin/sh
 here=${0%/*}
@@ -29,7 +29,7 @@ exec "$here/lib/LOADER" --library-path "$here/lib" "$here/bin/qemu" -L "$here/fi
 
 
 def pack(folder: Path, binary: str = BINARY) -> Path:
-    """Put an installed QEMU into `folder`, which must be new or empty; return the program to start there.
+    """Copy an installed QEMU to `folder`, which must be new or empty; return the path of the program there.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def pack(folder: Path, binary: str = BINARY) -> Path:
     if found is None:
         raise SystemExit(f"{binary} is not installed: apt-get install qemu-system-x86")
     if folder.exists() and any(folder.iterdir()):
-        raise SystemExit(f"{folder} is not empty: name another folder, or remove it")
+        raise SystemExit(f"{folder} is not empty: pass another folder, or remove it")
     for name in ("bin", "lib", "modules", "firmware"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     program = Path(found).resolve()

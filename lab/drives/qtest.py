@@ -9,12 +9,12 @@ Rules of the socket, which native threads use as well:
 - A lock in memory (`pthread_mutex_t`, at the start of the state words) owns it.
 - Sends never wait and raise no signal. At most 64 requests are not answered at a time: QEMU stops reading
   until its answers are read, so that both sides would deadlock.
-- Answers come in order and carry no name, so they are counted by their ends of line. A native store leaves the
+- Answers arrive in order and without identifiers, so they are counted by their ends of line. A native store leaves the
   count of pending answers in the state words, and the next access skips that number.
-- An access that was left in the middle (by an exception of a signal handler) does not know the count of pending
-  answers. The next access stores a new number in the port of configuration addresses, and skips all answers before
+- After an interrupted access (by an exception of a signal handler), the count of pending answers is unknown. The next
+  access stores a new number in the port of configuration addresses, and skips all answers before
   that number.
-- Every access has a deadline. A QEMU that was stopped never answers; that loses the drive.
+- Every access has a deadline. A stopped QEMU never answers, so the drive is lost.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from warpwell.targets import Block, private_block
 from . import qtest_store as at
 
 SECONDS = 20.0
-"""Time-out of one register access. Other programs may keep QEMU from its processors."""
+"""Timeout of a register access. Other programs may occupy QEMU's processors."""
 
 BAR0 = 0xC000_0000
-"""Where the controller's registers are placed, in QEMU's address space."""
+"""Address of the controller's registers in QEMU's address space."""
 NVME_SLOT = 4
 """PCI slot of the controller."""
 ARENA_SLOT = 5
 """PCI slot of the arena."""
 NVME_IDS = (0x00101B36, 0x58458086)
-"""Vendor and device of QEMU's controller, and with use-intel-id."""
+"""Vendor and device ids of QEMU's controller, by default and with use-intel-id."""
 ARENA_IDS = 0x11101AF4
 
-_ENDED = "its QEMU has ended: start another one"
+_ENDED = "its QEMU has ended: start a new one"
 _EXIT_MILLISECONDS = 100
 
 _marks = itertools.count()
 
 _ERRORCHECK = 2
-"""PTHREAD_MUTEX_ERRORCHECK: releasing a lock of another thread's does nothing."""
+"""PTHREAD_MUTEX_ERRORCHECK: releasing a lock of another thread has no effect."""
 
 _libc: Any = ctypes.CDLL(None, use_errno=True)
 
@@ -73,22 +73,22 @@ class QtestTransport(Transport):
     Parameters
     ----------
     end : socket.socket
-        The end of QEMU's test socket, which is this object's from now on.
+        This process's end of QEMU's test socket; the object owns it.
     arena : DmaArena
-        The memory that QEMU maps as well.
+        The memory that QEMU maps, too.
     pidfd : int
         QEMU's process; the caller owns the descriptor and keeps it open.
     address : str
-        What the drive is called.
+        Name of the drive in messages.
     kill : callable
-        ``kill()`` ends QEMU and returns when it is gone.
+        ``kill()`` ends QEMU and returns after its exit.
     seconds : float
         Deadline of one access.
 
     Raises
     ------
     DriveLostError
-        QEMU does not answer, or has no controller where it should be.
+        QEMU does not answer, or has no controller in the expected slot.
     """
 
     def __init__(
@@ -131,10 +131,10 @@ class QtestTransport(Transport):
             raise
 
     def _place_devices(self) -> None:
-        """Give registers and arena their addresses, as a machine's firmware does."""
+        """Assign addresses to registers and arena, as a machine's firmware does."""
         for slot, accepted_ids in ((NVME_SLOT, NVME_IDS), (ARENA_SLOT, (ARENA_IDS,))):
             if (found := self._configuration(slot, 0)) not in accepted_ids:
-                raise self.fail(f"slot {slot} of this QEMU holds device {found:#010x}: start it by lab.drives.qemu")
+                raise self.fail(f"slot {slot} of this QEMU has device {found:#010x}: start it by lab.drives.qemu")
         for slot, register, value in (
             (NVME_SLOT, 0x10, BAR0),
             (NVME_SLOT, 0x14, 0),
@@ -152,7 +152,7 @@ class QtestTransport(Transport):
         self._request(f"outl 0xcf8 {0x80000000 | slot << 11 | register:#x}", f"outl 0xcfc {value:#x}")
 
     def set_bus_master(self, on: bool) -> None:
-        """Let the controller reach memory, or not (tests)."""
+        """Enable or disable the controller's access to memory (tests)."""
         self._configure(NVME_SLOT, 0x04, 0x0406 if on else 0x0402)
 
     def read32(self, offset: int) -> int:
@@ -171,11 +171,11 @@ class QtestTransport(Transport):
     def _check_process(self) -> None:
         generation = self.generation
         refused = not self._closed and bool(self._state_words[at.S_LOST])
-        # The sockets of a process close before its end is visible.
+        # The sockets of an exiting process close before its exit is visible.
         if self.failure is None and _readable(self._pidfd, _EXIT_MILLISECONDS if refused else 0):
             self.fail(_ENDED, generation)
         if self.failure is None and refused:
-            self.fail("its QEMU did not take a store to a doorbell", generation)
+            self.fail("its QEMU did not accept a store to a doorbell", generation)
 
     def _disable_stores(self) -> None:
         self._state_words[at.S_LOST] = 1
@@ -189,8 +189,8 @@ class QtestTransport(Transport):
         self._place_devices()
 
     def reset(self) -> None:
-        """End QEMU: its memory and its controller are gone then."""
-        self.fail("it was reset, which ends its QEMU: start another one")
+        """End QEMU, and with it its memory and its controller."""
+        self.fail("it was reset, which ends its QEMU: start a new one")
         self._kill()
         self.arena.end_quarantine()
 
@@ -209,7 +209,7 @@ class QtestTransport(Transport):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether this transport was closed."""
         return self._closed
 
     def check(self) -> None:
@@ -282,13 +282,13 @@ class QtestTransport(Transport):
         except BlockingIOError:
             why = "its QEMU does not read its socket"
         except OSError as error:
-            why = f"its QEMU has ended ({error.strerror}): start another one"
+            why = f"its QEMU has ended ({error.strerror}): start a new one"
         raise self.fail(why)
 
     def _line(self, until: float) -> str:
         """Return the next line that answers a request."""
         while True:
-            self._require_open()  # a signal's handler may close it
+            self._require_open()  # a signal handler may close the transport
             line, end, remaining = self._received.partition(b"\n")
             if end:
                 self._received = remaining
@@ -306,7 +306,7 @@ class QtestTransport(Transport):
             self._require_open()
             raise
         if left <= 0 or not poll.poll(left * 1000):
-            self._check_process()  # It names a better reason.
+            self._check_process()  # the earlier error has a better reason
             raise self.fail_timeout("a register access was", self._seconds)
         try:
             got = self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
@@ -320,7 +320,7 @@ class QtestTransport(Transport):
 
 
 def _initialize(mutex: ctypes.c_void_p) -> None:
-    """Make a lock that only its owner releases."""
+    """Initialize a lock that only its owner can release."""
     kind = (ctypes.c_char * 64)()
     _libc.pthread_mutexattr_init(kind)
     _libc.pthread_mutexattr_settype(kind, _ERRORCHECK)

@@ -1,6 +1,6 @@
-"""Stores to the registers of QEMU's controller by threads that hold no interpreter lock.
+"""Stores to the registers of QEMU's controller by threads that do not hold the interpreter lock.
 
-`qtest` has the rules of the socket. A store is sent, and not waited for; its answer is owed.
+`qtest` has the rules of the socket. A store is sent without waiting for its answer.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ NO_WAIT = 0x40 | 0x4000
 # State words. The lock has the first five, 40 bytes.
 S_LOCK = 0
 S_OWED = 5
-"""Answers that are owed for requests of native threads."""
+"""Number of pending answers for requests of native threads."""
 S_LOST = 6
-"""1 where the socket must not be used any more."""
+"""1 if the socket must not be used any more."""
 S_SOCKET = 7
-"""Its file descriptor."""
+"""File descriptor of the socket."""
 S_BAR0 = 8
-"""Where the registers lie, below 4 GiB."""
+"""Address of the registers, below 4 GiB."""
 S_NANOSECONDS = 9
-"""How long to wait for answers that are owed."""
+"""Timeout of pending answers, in nanoseconds."""
 S_MUTEX_LOCK, S_MUTEX_UNLOCK, S_SEND, S_RECV = 10, 11, 12, 13
 """Functions of the C library."""
 S_TEXT = 16
@@ -111,7 +111,7 @@ def _send_store(state, offset, value):
 
 @native
 def store(state, offset, value, _c, _d, _e):
-    """Store 32 bits to the register at `offset`; return 0, or -1 where the drive is lost (thread)."""
+    """Store 32 bits to the register at `offset`; return 0, or -1 if the drive is lost (thread)."""
     fence(SYSTEM)
     call_foreign(word(state, S_MUTEX_LOCK), state, 0, 0, 0, 0, 0, 0)
     done = _send_store(state, offset, value)

@@ -1,8 +1,9 @@
-"""`ScriptedController`: serves the rings of a cache from another process, and answers as a script says, wrongly too.
+"""`ScriptedController`: serves the rings of a cache from another process, and answers according to a script, also
+wrongly.
 
-It is written from the specification alone: it follows prp2 and lists of pages, keeps a head and a phase of its own, and
-shares with the cache nothing but the memory of the rings. Commands count from 0 in the order in which it fetches them;
-an `Answer` is what becomes of one of them, and all others are carried out as they should be.
+It follows only the specification: it reads prp2 and lists of pages, has its own head and phase, and shares only the
+memory of the rings with the cache. Commands are numbered from 0 in the order in which it fetches them. The script has
+an `Answer` for some commands; all others are executed correctly.
 
     with ScriptedController(1 << 20, {3: Answer(status=0x281), 7: Answer(cid=45)}) as drive:
         cache = Cache("64KiB", page_size=4096, device="cpu", service=drive, timeout=2)
@@ -64,15 +65,15 @@ class Answer:
     status : int
         Status of the completion, 15 bits. Data move only with 0.
     cid, sqid, sqhd : int or None
-        What the completion names instead of the truth.
+        Values of the completion that replace the right values.
     times : int
-        How often it is posted: 0 for a command that is never answered, 2 for one that comes twice.
+        Number of times that the completion is posted: 0 for a command without an answer, 2 for a duplicate.
     stale : bool
-        Its phase is the old one: the queue ignores it, and the next completion overwrites it.
+        Whether the completion has the old phase: the queue ignores it, and the next completion overwrites it.
     seconds : float
-        How much later it is posted.
+        Delay of the completion.
     dies : bool
-        The process ends instead, at once.
+        Whether the process exits at once instead.
     """
 
     status: int = 0
@@ -86,7 +87,7 @@ class Answer:
 
 
 class ScriptedController:
-    """Serves the rings of one cache, ``ww.Cache(..., service=...)``, from another process, as a script says.
+    """Serves the rings of one cache, ``ww.Cache(..., service=...)``, from another process, according to a script.
 
     The cache has at most two queue pairs of depth 64. Use it as a context manager.
 
@@ -97,7 +98,7 @@ class ScriptedController:
     script : mapping of int to Answer
         By the number of the command, from 0, in the order in which they are fetched.
     always : Answer, optional
-        What becomes of commands that the script does not have.
+        Answer to commands that are not in the script.
 
     Attributes
     ----------
@@ -133,7 +134,7 @@ class ScriptedController:
         return self
 
     def serve(self, script: Mapping[int, Any] | None = None, always: Any = None) -> None:
-        """Start a process that serves the pairs, which are new or rewound; by default it does all right."""
+        """Start a process that serves the pairs, which are new or rewound; by default, all answers are right."""
         self.stop()
         ports = self._pairs.ports[:, [at.P_SQ, at.P_CQ, at.P_SQ_DOORBELL, at.P_CQ_DOORBELL, at.P_SQID]]
         configuration = {
@@ -156,11 +157,11 @@ class ScriptedController:
         ready, _, _ = select.select([process.stdout], [], [], HANG_SECONDS)
         if not ready or process.stdout.readline() != b"ready\n":
             self.stop()
-            raise errors.DriveError("the process of the scripted controller did not begin")
+            raise errors.DriveError("the process of the scripted controller did not start")
         threading.Thread(target=self._watch, args=(process, self._pairs), daemon=True).start()
 
     def stop(self) -> None:
-        """End the process: it writes no more."""
+        """End the process, so that it writes nothing more."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -171,7 +172,7 @@ class ScriptedController:
                         pipe.close()
 
     def _watch(self, process: subprocess.Popen[bytes], pairs: QueuePairs) -> None:
-        """Report to the queues that the process has ended by itself."""
+        """Report to the queues if the process has ended by itself."""
         code = process.wait()
         if self._process is process:
             pairs.lose(f"its process ended with status {code}")
@@ -193,7 +194,7 @@ class ScriptedController:
         return self._media[nsid]
 
     def namespace_address(self, nsid: int) -> NamespaceAddress:
-        """Return what commands say: namespace 1, whole pages."""
+        """Return the namespace and unit of commands: namespace 1, whole pages."""
         return NamespaceAddress(1, BLOCK_SHIFT, self.namespace.nbytes)
 
     def begin(self) -> None:
@@ -214,7 +215,7 @@ class ScriptedController:
         self.stop()
 
     def restart(self) -> None:
-        """Start a process that does all right."""
+        """Start a process that answers all commands correctly."""
         self.serve()
 
     def close(self) -> None:
@@ -247,7 +248,7 @@ class _Numbers(PythonMedium):
 
 
 def main() -> None:
-    """Serve what standard input describes, until that is closed."""
+    """Serve the queues that standard input describes, until it is closed."""
     configuration = json.loads(sys.stdin.readline())
     memory = mmap.mmap(configuration["fd"], configuration["size"])
     drive = _Drive(memory, configuration)
@@ -278,7 +279,7 @@ class _Drive:
         self._count = 0
 
     def look(self) -> bool:
-        """Serve what there is; return whether there was anything."""
+        """Serve the submitted commands; return True if there was a command."""
         busy = False
         for queue in self._queues:
             while queue.head != self._word(queue.tail_doorbell) & (self._depth - 1):
@@ -348,7 +349,7 @@ class _Drive:
         return 0
 
     def _pieces(self, prp1: int, prp2: int, nbytes: int) -> list[tuple[int, int, int]] | None:
-        """Return address, place in the data and size of each piece; None if one lies outside of the memory."""
+        """Return address, offset in the data and size of each piece; None if a piece is outside of the memory."""
         first = min(nbytes, 4096 - prp1 % 4096)
         page_count = -(-(nbytes - first) // 4096)
         if page_count <= 1:

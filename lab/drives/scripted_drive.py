@@ -1,4 +1,6 @@
-"""A controller in Python, in this process: it answers when its doorbell is written, as a test wants, wrongly too."""
+"""A controller in Python, in this process. It answers when its doorbell is written, also wrongly if a test requests
+it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ class ScriptedDrive(Transport):
     """A drive of one namespace of 64 blocks of 512 bytes.
 
     `registers` and the tables `controller` and `namespace` may be changed before a `Drive` is made; `bend(completion)`
-    changes each completion before it is stored, and returns False for one that does not come.
+    changes each completion before it is stored, and returns False to drop it.
     """
 
     def __init__(self, *, cap: int = CAP, arena: int = 1 << 20) -> None:

@@ -1,4 +1,6 @@
-"""Which item the next request wants, as YCSB draws it: ``Uniform``, ``Zipfian``, ``ScrambledZipfian``, ``Latest``."""
+"""Items that requests access, drawn as in YCSB: ``Uniform``, ``Zipfian``, ``ScrambledZipfian``,
+``Latest``.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ class Distribution(Protocol):
         count : int64 [N]
             Items that exist at the time of each request, at least 1 and never falling.
         random : numpy.random.Generator
-            Where chance comes from.
+            Random number generator.
 
         Returns
         -------
@@ -69,7 +71,7 @@ class Zipfian:
 
     def __init__(self, theta: float = ZIPFIAN_CONSTANT) -> None:
         if not 0 < theta < 1:
-            raise ArgumentError(f"the Zipfian constant is {theta}: give a number between 0 and 1", name="theta")
+            raise ArgumentError(f"the Zipfian constant must be between 0 and 1, got {theta}", name="theta")
         self.theta = theta
         self._items, self._zeta = 0, 0.0
 
@@ -82,7 +84,7 @@ class Zipfian:
         if not count.size:
             return np.zeros(0)
         low, high = int(count[0]), int(count[-1])
-        if low < self._items:  # another store, or the same one again
+        if low < self._items:  # another store, or the same store again
             self._items, self._zeta = 0, 0.0
         self._zeta += zeta(self._items, low, self.theta)
         steps = self._zeta + np.cumsum(np.arange(low + 1, high + 1, dtype=np.float64) ** -self.theta)

@@ -1,4 +1,4 @@
-"""Warpwell, LMDB and RocksDB behind one face (`lab.kv.ycsb_run.System`), each used as its documents advise.
+"""Warpwell, LMDB and RocksDB with one interface (`lab.kv.ycsb_run.System`), each used as its documentation advises.
 
 `row_bytes` is given where `get_array` is called: it returns the values of a batch as one array [N, row_bytes].
 """
@@ -51,14 +51,14 @@ class Warpwell:
             self._commit()
 
     def settle(self):
-        """Bring the store into the state that reads like best."""
+        """Bring the store into its best state for reads."""
 
     def close(self):
         self.store.close()
 
 
 class Lmdb:
-    """LMDB: reads in one transaction until something is written, getmulti, a commit that syncs."""
+    """LMDB: reads in one transaction until the first write, getmulti, a commit that syncs."""
 
     name = "LMDB"
 
@@ -177,7 +177,7 @@ SYSTEMS = (Warpwell, Lmdb, RocksDb)
 
 
 def _in_order(batch: Sequence[bytes], found: list[tuple[bytes, bytes]]) -> list[bytes | None]:
-    """Return the values of a batch; LMDB leaves absent keys out."""
+    """Return the values of a batch; LMDB omits absent keys."""
     if len(found) == len(batch):
         return [value for _, value in found]
     values_by_key = dict(found)

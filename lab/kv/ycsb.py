@@ -39,9 +39,9 @@ class YcsbWorkload:
     operations : int
         Operations of the run (``operationcount``).
     read, update, insert, read_modify_write : float
-        How often each comes, in any unit: YCSB divides by their sum.
+        Proportions of operations in any unit, because YCSB divides by their sum.
     distribution : {"zipfian", "latest", "uniform"}
-        Which record an operation wants. "zipfian" scatters its hot records, as YCSB does.
+        Distribution of the records of operations. "zipfian" scatters its hot records, as YCSB does.
     value_bytes : int
         Size of a record, ``fieldcount`` times ``fieldlength``. A record is one value here, read and written whole.
     """
@@ -65,34 +65,34 @@ class YcsbWorkload:
         name : str
             ``"ycsb-a"``, b, c, d or f.
         properties : path-like, optional
-            YCSB's file for it, or the folder or tar archive that contains it as ``workloada`` and so on. The
+            YCSB's file of the workload, or a folder or tar archive that contains it as ``workloada`` and so on. The
             built-in workloads equal the files of YCSB.
 
         Raises
         ------
         ArgumentError
-            The workload is unknown, or it scans (``"ycsb-e"``).
+            The workload is unknown, or has scans (``"ycsb-e"``).
         MissingFileError, FormatError
             As for `read_file`.
         """
         if name == "ycsb-e":
             raise _no_scans("ycsb-e")
         if name not in NAMES:
-            raise ArgumentError(f"there is no workload {name!r}: choose one of {', '.join(NAMES)}", name="workload")
+            raise ArgumentError(f"unknown workload {name!r}: choose one of {', '.join(NAMES)}", name="workload")
         if properties is None:
             return _BUILT_IN[name]
         return cls.from_properties(name, read_file(properties, f"workload{name[-1]}"), str(properties))
 
     @classmethod
     def from_properties(cls, name: str, properties: dict[str, str], path: str) -> YcsbWorkload:
-        """Return the workload that properties describe; YCSB's defaults where they say nothing.
+        """Return the workload that properties describe, with YCSB's defaults for missing properties.
 
         Raises
         ------
         FormatError
-            A value that cannot be; names `path`.
+            A value is invalid; the message names `path`.
         ArgumentError
-            It scans.
+            The workload has scans.
         """
         take = _Taker(properties, path)
         if take.number("scanproportion", 0.0):
@@ -106,7 +106,7 @@ class YcsbWorkload:
             names = ", ".join(DISTRIBUTIONS)
             raise FormatError(f"{path}: requestdistribution={distribution} is not one of {names}", path=path)
         if "recordcount" not in properties:
-            raise FormatError(f"{path}: recordcount is missing: is it a YCSB workload?", path=path)
+            raise FormatError(f"{path}: recordcount is missing: expected a YCSB workload", path=path)
         return cls(
             name,
             take.positive_integer("recordcount", 1000),
@@ -120,7 +120,7 @@ class YcsbWorkload:
         )
 
     def sized(self, records: int | None, operations: int | None, value_bytes: int | None = None) -> YcsbWorkload:
-        """Return the same mix with other sizes; None leaves one as it is.
+        """Return the same mix with other sizes; None does not change a size.
 
         Raises
         ------
@@ -136,14 +136,14 @@ class YcsbWorkload:
 
 @dataclass(frozen=True)
 class Operations:
-    """Operations, in the order in which they are to happen.
+    """Operations, in the order of their execution.
 
     Attributes
     ----------
     kinds : uint8 [N]
         READ, UPDATE, INSERT or READ_MODIFY_WRITE.
     keys : int64 [N]
-        The key of each.
+        The key of each operation.
     """
 
     kinds: NDArray[np.uint8]
@@ -158,7 +158,7 @@ class Requests:
     workload : YcsbWorkload
         The mix.
     seed : int, default 0
-        Another seed, another sequence.
+        Selects the sequence.
 
     Examples
     --------
@@ -172,7 +172,7 @@ class Requests:
     def __init__(self, workload: YcsbWorkload, seed: int = 0) -> None:
         self.workload = workload
         self.records = workload.records
-        """Records that exist once all operations drawn so far are done."""
+        """Number of records after all operations that were drawn so far."""
         shares = np.array([workload.read, workload.update, workload.insert, workload.read_modify_write])
         self._edges = np.cumsum(shares / shares.sum())[:-1]
         self._random = np.random.default_rng(seed)
@@ -181,7 +181,7 @@ class Requests:
         self._chooser = _chooser(workload.distribution, workload.records + expected)
 
     def load_keys(self, begin: int, end: int) -> Items:
-        """Return the keys of records `begin` to `end` - 1, which are to be there before the operations."""
+        """Return the keys of records `begin` to `end` - 1, which must exist before the operations."""
         return record_keys(np.arange(begin, end, dtype=np.int64))
 
     def blocks(self, size: int) -> Iterator[Operations]:
@@ -211,20 +211,20 @@ def read_file(path: str | Path, member: str) -> dict[str, str]:
     Parameters
     ----------
     path : path-like
-        The file, or the folder or tar archive that holds it.
+        The file, or a folder or tar archive that contains it.
     member : str
         Name of the file in a folder or an archive, at any depth.
 
     Raises
     ------
     MissingFileError
-        No such file, or none of that name in the folder or archive.
+        The file does not exist, or the folder or archive does not contain it.
     FormatError
-        Not a property file.
+        The file is not a property file.
     """
     path = Path(path)
     if not path.exists():
-        raise MissingFileError(f"{path} does not exist: give a YCSB property file, or leave it out", path=path)
+        raise MissingFileError(f"{path} does not exist: pass a YCSB property file, or omit the option", path=path)
     if path.is_dir():
         found = sorted(p for p in path.rglob(member) if p.is_file())
         if not found:
@@ -242,7 +242,7 @@ def parse_properties(text: str, path: str) -> dict[str, str]:
     Raises
     ------
     FormatError
-        A line without a value; names the line.
+        A line has no value; the message names the line.
     """
     found: dict[str, str] = {}
     joined = ""
@@ -287,7 +287,7 @@ def _no_scans(where: str) -> ArgumentError:
 
 
 class _Taker:
-    """Takes numbers out of properties."""
+    """Reads and removes numbers from properties."""
 
     def __init__(self, properties: dict[str, str], path: str) -> None:
         self.properties = properties

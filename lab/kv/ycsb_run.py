@@ -16,7 +16,7 @@ from .distributions import Items
 from .ycsb import INSERT, KIND_NAMES, READ, READ_MODIFY_WRITE, Requests, YcsbWorkload
 
 GROUP = 256
-"""Operations between two commits where operations come one at a time."""
+"""Operations between two commits if operations are executed one at a time."""
 
 _POOL = 1024
 _POOL_BYTES = 64 << 20
@@ -26,9 +26,9 @@ _NAMES = (*KIND_NAMES, "commit")
 
 
 class System(Protocol):
-    """A store as the runner sees it, so that several kinds of stores run the same requests.
+    """The runner's interface of a store, so that several types of stores execute the same requests.
 
-    What `keys_of` and `values_of` return is made before the clock starts, in the form that the system likes best.
+    `keys_of` and `values_of` are called before the clock starts, and return the form that the system reads fastest.
     """
 
     def keys_of(self, keys: Items) -> Sequence[Any]:
@@ -41,7 +41,7 @@ class System(Protocol):
         """Return the rows of uint8 [N, nbytes] as values: item k for `put`, a slice for `put_many`."""
 
     def begin(self, writes: bool) -> None:
-        """A group of operations begins; some of them write."""
+        """Begin a group of operations, `writes` of which write."""
 
     def get(self, key: Any) -> bytes | None:
         """Return the value of one key."""
@@ -66,7 +66,7 @@ class OperationTimes:
     Attributes
     ----------
     count : int
-        How many there were.
+        Number of operations.
     p50, p99 : float
         Microseconds.
     """
@@ -83,7 +83,7 @@ class YcsbResult:
     Attributes
     ----------
     operations : int
-        Operations done.
+        Number of operations.
     seconds : float
         Time within operations and commits; drawing requests is not part of it.
     latencies : dict of str to OperationTimes
@@ -130,24 +130,24 @@ def run(
     Parameters
     ----------
     system : System
-        What runs.
+        The system to measure.
     workload : YcsbWorkload
         The mix.
     batch : int, default 1
         Operations in one call. A batch inserts, then reads, then updates, then commits.
     group : int, default 256
-        Operations between two commits where `batch` is 1.
+        Operations between two commits if `batch` is 1.
     seed : int, default 0
         Of requests and values.
     requests : Requests, optional
         Requests to continue with if the system has executed some of them; new requests by default.
     progress : callable, optional
-        Called now and then as ``progress("run", done, operations)``.
+        Called repeatedly as ``progress("run", done, operations)``.
 
     Raises
     ------
     CorruptionError
-        A record that must be there is not, or has another size.
+        A record that must exist is missing, or has another size.
     """
     requests = Requests(workload, seed) if requests is None else requests
     values = system.values_of(_values(workload.value_bytes, _POOL, seed, at_least=batch))
@@ -221,8 +221,8 @@ def _batched(
 def _check(sizes: list[int], nbytes: int) -> None:
     if any(size != nbytes for size in sizes):
         wrong = next(size for size in sizes if size != nbytes)
-        problem = "is not there" if wrong < 0 else f"has {wrong} bytes where {nbytes} are expected"
-        raise CorruptionError(f"a record of the workload {problem}: load the workload into a store of its own")
+        problem = "is missing" if wrong < 0 else f"has {wrong} bytes instead of {nbytes}"
+        raise CorruptionError(f"a record of the workload {problem}: load the workload into a separate store")
 
 
 def _latencies(times: NDArray[np.int64]) -> dict[str, OperationTimes]:

@@ -1,7 +1,7 @@
 """Faulty and KeyValueFaulty: a medium, or native functions for keys and values, that fail on purpose.
 
-Both have the same native functions. Later events (commands that arrived while it was
-silent, late commands, second completions) wait in one queue, ordered by time.
+Both have the same native functions. Later events (commands that arrived during a silence, late commands, second
+completions) wait in one queue, ordered by time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ INJECTED = 14
 
 # -- faults of blocks ----------------------------------------------------------------------------------------
 COMMANDS = 16
-"""Reads and writes so far, withheld ones when they come to run."""
+"""Number of executed reads and writes; withheld commands count when they run."""
 WRITES = 17
 FAIL_EVERY = 18
 READS_TO_FAIL = 19
@@ -80,7 +80,7 @@ KIND_LOST = 3
 KINDS = ("ok", "error", "late", "lost")
 
 MAX_WAITING = 16384
-"""Entries of the queue of commands that come later."""
+"""Entries of the queue of postponed commands."""
 E_DUE = 0
 E_TAG = 1
 E_COMMAND = 2
@@ -116,7 +116,7 @@ class _FaultState:
 
     @property
     def silent(self) -> bool:
-        """Whether it withholds answers."""
+        """Whether answers are withheld."""
         return bool(self._state_words[SILENT])
 
     @property
@@ -144,7 +144,7 @@ class Faulty(_FaultState, Wrapper):
     delay_us : float
         Microseconds by which every command is delayed.
     silent_after : int, optional
-        Number of commands after which it stops answering, until `resume`; further commands wait.
+        Number of commands after which the medium stops answering, until `resume`; further commands wait.
     **faults
         As for `configure`.
 
@@ -172,7 +172,7 @@ class Faulty(_FaultState, Wrapper):
         torn_writes: bool | int = False,
         status: int = 0,
     ) -> None:
-        """Set the faults from now on; faults that are left out do not happen.
+        """Set the faults of later commands; omitted faults do not happen.
 
         Parameters
         ----------
@@ -181,7 +181,7 @@ class Faulty(_FaultState, Wrapper):
         fail_reads, fail_writes : bool or int
             True: all fail. A number N: the next N fail.
         fail_ranges : sequence of (int, int)
-            Start and stop in bytes, at most 64; commands that touch one fail.
+            Start and stop in bytes, at most 64; commands that overlap a range fail.
         torn_writes : bool or int
             True or 1: each write writes only its first half and then fails. A number N: every N-th write.
         status : int
@@ -230,7 +230,7 @@ class Faulty(_FaultState, Wrapper):
         self.medium.write(offset, raw)
 
     def _fault(self, op: int, offset: int, nbytes: int) -> int:
-        """Return the fault of a command of the host, as for one of a queue; -1 minus the status for a torn write."""
+        """Return the fault of a host's command, as for a command of a queue; -1 minus the status for a torn write."""
         fault = faulty_decide(self._block.address, op, offset, nbytes)
         if fault == PENDING:
             raise errors.StallError(f"{self.name} does not answer: call resume()")
@@ -283,7 +283,7 @@ class KeyValueFaulty(_FaultState):
         late_us: float = 1000.0,
         status: int = KV_UNRECOVERED_ERROR,
     ) -> None:
-        """Start another schedule with the next command; for its parameters see the class."""
+        """Start another schedule with the next command; see the class for the parameters."""
         unknown = sorted(set(schedule) - set(KINDS))
         if unknown or len(schedule) > MAX_STEPS:
             raise errors.ArgumentError(
@@ -411,7 +411,7 @@ def attempt(state: int, command: int, tag: int) -> int:
 
 @device
 def receive(state: int) -> bool:
-    """Count a command; return whether it gets no answer."""
+    """Count a command; return True if its answer is withheld."""
     number = fetch_add(state + 8 * RECEIVED, 1, SYSTEM)
     after = word(state, SILENT_AFTER)
     if after >= 0 and number >= after:
@@ -447,7 +447,7 @@ def faulty_start(state: int, command: int, tag: int) -> int:
 
 @native
 def faulty_complete(state: int, out: int) -> bool:
-    """Answer a postponed command that is due, or one of the inner functions; none while silent."""
+    """Answer a postponed command that is due, or a command of the inner functions; no command while silent."""
     if word(state, SILENT) != 0:
         return False
     command = scratch(COMMAND_BYTES)

@@ -10,7 +10,7 @@ from .faulty import Faulty
 class GatedMedium(Faulty):
     """A medium that answers no command between `hold` and `release`, so that a test decides the order of events.
 
-    Held commands run at their release. Those that arrived before `hold` and are not complete wait too.
+    Held commands run at their release. Commands that arrived before `hold` and have not completed wait, too.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class GatedMedium(Faulty):
         self.stop()
 
     def release(self) -> None:
-        """Answer all held commands, and later ones at once."""
+        """Answer all held commands, and later commands at once."""
         self.resume()
 
     @property

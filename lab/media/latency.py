@@ -67,7 +67,7 @@ START = 0
 COMPLETE = 1
 INNER = 2
 TABLE = 3
-"""Address of the slot table, or 0 where no inner command is ever pending."""
+"""Address of the slot table, or 0 if no inner command is ever pending."""
 COMMAND_SET = 4
 """`BLOCKS`, or `KEY_VALUE`."""
 PARTS = 6
@@ -75,37 +75,38 @@ PARTS = 6
 ENTRIES = 7
 """Address of the entries."""
 BYTES_COST = 8
-"""Of 512 bytes, in 1024ths of a nanosecond, as the next ones."""
+"""Time of 512 bytes, in 1024ths of a nanosecond, as the next fields."""
 LANES = 9
-"""Of reads, then of everything else: the words `L_COST_512` and so on of each."""
+"""Two lanes, of reads and of all other commands: the words `L_COST_512` and so on of each."""
 L_COST_512 = 0
 L_COST_4096 = 1
 L_LATENCY = 2
 LANE_WORDS = 3
 N_PARTS = 15
-"""A power of two, as the next one."""
+"""Number of parts, a power of two, as `ROOM`."""
 ROOM = 16
 """Entries of a queue."""
 ORIGIN = 17
 """Clock from which times count, so that they can be in 1024ths of a nanosecond."""
 BYTES_FREE = 32
-"""Time when the bytes so far have passed. Each word from `COMMANDS_FREE` on is that time for the commands of a lane."""
+"""Time at which all bytes so far have passed. Each word from `COMMANDS_FREE` on is this time for the commands of a
+lane."""
 COMMANDS_FREE = 33
 STATE_WORDS = 64
 
 # -- part: commands that wait for their time, a queue by deadline for each lane ------------------------------------
-# A service thread puts commands into its own part, and takes them from there: words that all threads write, or read
-# while others write them, would cost more than the rest of a command. A part that is full or locked is passed over: its
-# neighbour takes the command. So that no command waits for a thread that sleeps, threads without work look at the other
-# parts too, and each thread does so now and then. There are about as many parts as processors.
+# # A service thread puts commands into its own part and removes them there, because words that several threads write,
+# or read during writes, would cost more than the rest of a command. If a part is full or locked, the next part gets the
+# command. So that no command waits for a sleeping thread, threads without work check the other parts, too, and each
+# thread does so from time to time. There are about as many parts as processors.
 P_LOCK = 0
 P_LANES = 1
 """The words `Q_HEAD` and so on of each lane."""
 P_LOOKS = 16
-"""Calls of `latency_complete` of its threads, on a line that no other thread reads. A hint, as the next one: not
-atomic."""
+"""Number of calls of `latency_complete` of its threads, on a line that no other thread reads. A hint, as `P_SPILLED`:
+not atomic."""
 P_SPILLED = 17
-"""Commands that its threads put into other parts: they take as many from there."""
+"""Number of commands that its threads put into other parts; they remove as many there."""
 Q_HEAD = 0
 Q_TAIL = 1
 Q_DUE = 2
@@ -121,9 +122,9 @@ E_ANSWER = 2
 ENTRY_WORDS = 4
 
 ROUNDS_AWAKE = 24
-"""Rounds without work after which a service thread may sleep between two (`targets.backoff`)."""
+"""Rounds without work after which a service thread may sleep between two rounds (`targets.backoff`)."""
 SKEW_NS = 10**6
-"""A thread may read the clock this long before a thread that is admitted first."""
+"""Maximum difference between the clock reads of a thread and of a thread that is admitted before it."""
 READS = 0
 WRITES = 1
 BLOCKS = 0
@@ -151,7 +152,8 @@ class DriveRates:
     read_iops, write_iops : tuple of float
         Commands a second of 512 bytes, and of 4096 bytes.
     latency_us : float
-        Latency of one command, in microseconds. For the 980 Pro it is under full load; no other is published.
+        Latency of one command, in microseconds. For the 980 Pro, the latency is under full load; no other value is
+        published.
     """
 
     name: str
@@ -230,7 +232,7 @@ def limits_of(
     bandwidth: float | None,
     latency_us: float | tuple[float, float] | None,
 ) -> Limits:
-    """Return the limits of a preset, in which the given values replace its own."""
+    """Return the limits of a preset, in which the given values replace those of the preset."""
     if preset is not None:
         rates = rates_of(preset)
         preset = rates.name
@@ -370,8 +372,8 @@ class KeyValueLatency:
 
 @device
 def advance(address: int, passed: int, cost: int) -> int:
-    """Pass a gate after what passed before; return when. An idle drive saves nothing up."""
-    free = passed  # a guess, and one load less: a failed exchange returns the actual value
+    """Reserve time on a shared limit after earlier reservations; return its end. Idle time is not saved up."""
+    free = passed  # a guess saves a load: a failed exchange returns the actual value
     while True:
         after = max(passed, free) + cost
         found = compare_exchange(address, free, after, SYSTEM)
@@ -445,7 +447,7 @@ def put_later(state: int, part: int, lane: int, deadline: int, tag: int, answer:
 
 @device
 def pop_due(state: int, part: int, out: int) -> bool:
-    """Take the first answer of a part that is due, to `out`; return whether there was one."""
+    """Move the first due answer of a part to `out`; return True if there was one."""
     record = part_of(state, part)
     lane = READS
     if word(record, P_LANES + QUEUE_WORDS + Q_DUE) < word(record, P_LANES + Q_DUE):
@@ -475,7 +477,7 @@ def pop_due(state: int, part: int, out: int) -> bool:
 
 @device
 def pop_other(state: int, own_part: int, out: int) -> bool:
-    """Take an answer that is due from the parts after `own_part`, to `out`; return whether there was one."""
+    """Move a due answer from the parts after `own_part` to `out`; return True if there was one."""
     spilled = part_of(state, own_part) + 8 * P_SPILLED
     waiting = False
     for k in range(1, word(state, N_PARTS)):
@@ -493,7 +495,7 @@ def pop_other(state: int, own_part: int, out: int) -> bool:
 
 @device
 def take_due(state: int, out: int) -> bool:
-    """Take an answer that is due, of the calling thread's part first, to `out`; return whether there was one."""
+    """Move a due answer, first of the calling thread's part, to `out`; return True if there was one."""
     own_part = nth_part(state, seat())
     record = part_of(state, own_part)
     looks = word(record, P_LOOKS) + 1
@@ -536,7 +538,7 @@ def moved_by(state: int, word0: int, word5: int, word6: int, result: int) -> int
 
 @device
 def hold(state: int, word0: int, word5: int, word6: int, tag: int, arrival: int, answer: int) -> int:
-    """Keep a finished command until its deadline; return PENDING, or the answer if it takes no time.
+    """Store a finished command until its deadline; return PENDING, or the answer if the command takes no time.
 
     Wait for the deadline if all parts are full.
     """
@@ -557,7 +559,7 @@ def hold(state: int, word0: int, word5: int, word6: int, tag: int, arrival: int,
 
 @device
 def idle_rounds() -> int:
-    """Return for how many rounds the calling service thread has had no work. Other threads may always sleep."""
+    """Return the number of rounds without work of the calling service thread. Other threads may always sleep."""
     rounds = div(seat(), SEATS) - 1
     if rounds < 0:
         return ROUNDS_AWAKE
@@ -593,7 +595,7 @@ def latency_start(state: int, command: int, tag: int) -> int:
 
 @native
 def latency_complete(state: int, out: int) -> bool:
-    """Answer a command whose deadline has passed, or one of the inner functions that took no time."""
+    """Answer a command whose deadline has passed, or a command of the inner functions that took no time."""
     if take_due(state, out):
         return True
     function = word(state, COMPLETE)

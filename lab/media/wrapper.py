@@ -1,4 +1,4 @@
-"""`Wrapper`, the base class of media that wrap another one."""
+"""`Wrapper`, the base class of media that wrap another medium."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from warpwell.storage import Medium, NativeMedium
 
 
 class Wrapper(Medium):
-    """Base of a medium that wraps another one, for emulation and tests. Closing it closes the wrapped medium."""
+    """Base of a medium that wraps another medium, for emulation and tests. Closing it closes the wrapped medium."""
 
     emulated = True
 
@@ -44,5 +44,5 @@ class Wrapper(Medium):
         return self.medium.last_error()
 
     def failure(self) -> Exception | None:
-        """Return why no command reaches the wrapped medium any more, or None."""
+        """Return the reason why no command reaches the wrapped medium any more, or None."""
         return self.medium.failure()

@@ -2,7 +2,7 @@
 
 ================  ==========================================================================
 command.py        options, order of experiments, exit status
-documents.json    what each document says, with figure, values and the sentences quoted
+documents.json    the statements of each document, with figure, values and quoted sentences
 experiment.py     `Experiment`, `Outcome`; runs, repetitions and the verdict
 shapes.py         checks of shapes
 report.py         the table, the page, JSON

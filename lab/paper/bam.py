@@ -31,7 +31,7 @@ SLOWER = {READ: 2048, WRITE: 1024}
 """Divisors of the drives' rates in the micro-benchmarks."""
 STRIPE_BLOCKS = STRIPE // BLOCK
 LEAST_COMMANDS = 1024
-"""Commands of one measurement of drives."""
+"""Minimum number of commands of a measurement of drives."""
 IN_FLIGHT = 16
 """Commands in flight that saturate the drive of the thread sweep: rate times latency, by Little's law."""
 GRAPH_SLOWER = 1024
@@ -94,7 +94,7 @@ def drives(opcode: int) -> Callable[[Setting, Document], Outcome]:
         rates, medium_rates = [], []
         for count in counts:
             commands = max(LEAST_COMMANDS, int(count * drive_rate * (0.2 if setting.quick else 1.0)))
-            # Each drive gets the same number.
+            # Each drive gets the same number of commands.
             commands = -(-commands // (count * STRIPE_BLOCKS)) * count * STRIPE_BLOCKS
             bench = _bench(count, commands, opcode)
             row = rate_of(bench, f"{count} drives", items(bench.items), _shuffled(commands), opcode, depth=128)
@@ -121,7 +121,7 @@ def _shuffled(count: int) -> NDArray[np.int64]:
 
 
 def _document_part(document: Document, write: bool) -> float:
-    """Return which part of the rate of seven single drives the document reaches."""
+    """Return the fraction of the rate of seven single drives that the document reaches."""
     numbers = document.numbers
     return float(numbers["rate"] / (numbers["drives"] * numbers["one_drive"]))
 
@@ -133,7 +133,7 @@ def _edges(kind: str, scale: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the edges of a graph of 2**scale vertices by its shape."""
     rng = np.random.default_rng(7)
     count = 1 << scale
-    if kind == "small-world":  # a ring whose vertices know the near ones, with one link of ten to anywhere
+    if kind == "small-world":  # a ring whose vertices link to near vertices, and with one of ten links to any vertex
         first = np.repeat(np.arange(count), DEGREE)
         second = (first + np.tile(np.arange(1, 1 + DEGREE), count)) % count
         return first, np.where(rng.random(len(first)) < 0.1, rng.integers(0, count, len(first)), second)
@@ -141,7 +141,7 @@ def _edges(kind: str, scale: int) -> tuple[NDArray[Any], NDArray[Any]]:
         first = rng.integers(0, count, DEGREE * count)
         inside = (first & ~63) | rng.integers(0, 64, len(first))
         return first, np.where(rng.random(len(first)) < 0.02, rng.integers(0, count, len(first)), inside)
-    # a web crawl: most links go to near pages, the others to popular ones
+    # a web crawl: most links go to near pages, all other links to popular pages
     first = rng.integers(0, count, DEGREE * count)
     near = np.clip(first + rng.geometric(0.02, len(first)) * rng.choice([-1, 1], len(first)), 0, count - 1)
     popular = (count * rng.random(len(first)) ** 6).astype(np.int64)
@@ -254,7 +254,7 @@ def graphs(setting: Setting, document: Document) -> Outcome:
         # Searches from storage read the first neighbours of all vertices, too, before their time starts.
         heads = load * graph.heads_path.stat().st_size / data.nbytes if graph.in_edges else 0.0
         with Stored(graph, drive) as stored:
-            stored.seconds("bfs", sources[:1])  # compiles for the first shape, and warms up alike for the others
+            stored.seconds("bfs", sources[:1])  # compiles for the first shape, and warms up for all others
             for algorithm in _algorithms(kind):
                 compute, expected = _target(graph, algorithm, sources)
                 seconds = stored.seconds(algorithm, sources, expected) + heads
@@ -284,7 +284,8 @@ def line_sizes(setting: Setting, document: Document) -> Outcome:
     sizes = (512, 4096, 8192)
     ratios: dict[tuple[str, int], list[float]] = {(name, size): [] for name in ("bfs", "cc") for size in sizes}
     for kind in LINE_SHAPES:
-        # lists of neighbors and cache keep their size in lines of 4 KiB: a larger graph would be another experiment
+        # # keep the sizes of neighbor lists and cache in lines of 4 KiB, because a larger graph would be another
+        # experiment
         graph = _graph(kind, 14, setting.folder)
         data, sources = np.load(graph.edges_path), _sources(graph, 2 if setting.quick else 6)
         seconds: dict[tuple[str, int], float] = {}
@@ -328,7 +329,7 @@ def replicas(setting: Setting, document: Document) -> Outcome:
 
 
 def page_faults(setting: Setting, document: Document) -> Outcome:
-    """Stand for BaM's measurement of unified memory."""
+    """Report that BaM's measurement of unified memory cannot run."""
     raise Unavailable("needs a GPU with unified memory: its driver's page faults are what the figure measures")
 
 

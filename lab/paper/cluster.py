@@ -30,7 +30,7 @@ TIMEOUT_SECONDS = 300
 
 
 def measured(quick: bool) -> dict[str, Any]:
-    """Run the two processes under MPI and return name the application measured."""
+    """Run the two processes under MPI and return the measurements of the application."""
     if importlib.util.find_spec("mpi4py") is None:
         raise Unavailable("needs MPI (the extra `mpi`)")
     installed = Path(sys.executable).parent / "mpiexec"
@@ -134,8 +134,8 @@ def ffts(setting: Setting, document: Document) -> Outcome:
 
 
 def cupy_tables(setting: Setting, document: Document) -> Outcome:
-    """Stand for the tables on GPUs of several nodes."""
-    raise Unavailable("CuPy and the GPUs of four nodes are absent; NumPy on an emulated device takes their place")
+    """Report that the tables on GPUs of several nodes cannot run."""
+    raise Unavailable("CuPy and the GPUs of four nodes are missing; NumPy on an emulated device replaces them")
 
 
 def _options(setting: Setting) -> dict[str, Any]:

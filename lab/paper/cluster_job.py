@@ -1,7 +1,7 @@
 """The two processes of the cluster experiments: an application and the agent of an emulated device.
 
 The device has a copy engine of `COPY` bytes per second, and the link between the processes one of `LINK`, at 1/8 of the
-document's InfiniBand, because the processes share two cores. The application prints what it measured as JSON.
+document's InfiniBand, because the processes share two cores. The application prints its measurements as JSON.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def agent() -> None:
 
 
 def seconds(run: Callable[[], object], runs: int) -> float:
-    """Return the least seconds of a call: other programs on the cores only add to it."""
+    """Return the shortest time of a call in seconds, because other programs on the cores only lengthen it."""
     times = []
     for _ in range(runs):
         began = time.perf_counter()
@@ -70,9 +70,9 @@ class Application:
     Parameters
     ----------
     device : Device
-        The agent's.
+        The agent's device.
     runs : int
-        Each value is the least of as many runs.
+        Each value is the minimum of this number of runs.
     """
 
     def __init__(self, device: Any, runs: int) -> None:
@@ -99,7 +99,7 @@ class Application:
         return found
 
     def _in_turns(self, methods: Mapping[str, tuple[Tuning, Callable[[], object]]]) -> dict[str, float]:
-        """Return the least seconds of each way; they take turns, so that other programs slow all of them alike."""
+        """Return the shortest time of each method. Methods alternate, so that other programs slow all equally."""
         best = dict.fromkeys(methods, float("inf"))
         for _ in range(self.runs):
             for name, (tuning, run) in methods.items():

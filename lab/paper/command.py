@@ -23,7 +23,7 @@ GROUPS = {
 
 
 def experiments(names: list[str]) -> list[Experiment]:
-    """Return the experiments of groups, or single ones by their full names, in the order of the groups.
+    """Return the experiments of groups, or single experiments by their full names, in the order of the groups.
 
     Raises
     ------

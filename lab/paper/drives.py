@@ -26,7 +26,7 @@ def bandwidth(slower: int) -> float:
 
 
 def slowed(medium: Medium, slower: int, latency_us: float | None = None) -> Latency:
-    """Return a P5800X at 1/`slower` of its rates that holds what a medium holds."""
+    """Return a P5800X at 1/`slower` of its rates, with the contents of a medium."""
     return Latency(
         medium,
         P5800X.name,

@@ -14,7 +14,7 @@ from ..bench.machine import Load
 from .shapes import Check
 
 ATTEMPTS = 3
-"""Runs of an experiment whose shape disagrees; the last one decides."""
+"""Runs of an experiment whose shape disagrees; the last run decides."""
 
 AGREES, DISAGREES, BUSY, UNAVAILABLE, FAILED = "agrees", "disagrees", "machine busy", "cannot run here", "failed"
 
@@ -51,7 +51,7 @@ def documents() -> dict[str, Document]:
 
 
 class Unavailable(Exception):
-    """The experiment cannot be run here; the message says why."""
+    """The experiment cannot be run here; the message states the reason."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ class Outcome:
         Measured values in words; says "emulated" if a drive or link is.
     checks : list of Check
     values : dict
-        Everything measured, for JSON.
+        All measured values, for JSON.
     instrument : Check or None
-        Whether the emulated hardware reached its own rates without Warpwell. If not, the shape says nothing.
+        Whether the emulated hardware reached its own rates without Warpwell. If not, the shape is not judged.
     """
 
     text: str
@@ -126,7 +126,7 @@ class Result:
     outcome : Outcome or None
         The outcome of the last run.
     reason : str
-        Why it cannot be run or judged.
+        Reason why the experiment cannot be run or judged.
     runs : int
     seconds, cpu_seconds : float
         Of all runs together, child processes included.

@@ -37,7 +37,7 @@ THREADS = 32
 def fetch(store, keys, rows, tickets, nanoseconds, wrong):  # type: ignore[no-untyped-def]
     """Submit a request for each key, compute for a time, and take the values; the first item of a value is its key.
 
-    To compute leaves the cores to others, as a GPU does.
+    Computing leaves the cores free for other threads, as on a GPU.
     """
     for k in range(keys.size):
         tickets[k] = store.submit(keys[k])

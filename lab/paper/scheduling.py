@@ -74,7 +74,7 @@ def cost(setting: Setting, document: Document) -> Outcome:
     """Let simulated kernels of different sizes and miss rates be preempted, and fit the formula to the log."""
     requests = []
     for k in range(90):
-        kind = MEMORY if k % 3 == 2 else COMPUTE  # it replaces one of two compute-intensive kernels
+        kind = MEMORY if k % 3 == 2 else COMPUTE  # the arriving kernel replaces one of two compute-intensive kernels
         registers, miss_rate = 8192 * (1 + k % 8), 0.02 * (k % 36)
         task = _task(f"kernel{k}", kind, 0.02, registers=registers, miss_rate=miss_rate)
         requests.append(Request(f"request{k}", [task], arrival=0.2 * (k // 3) + 1e-3 * (k % 3)))
@@ -105,7 +105,7 @@ def decay(setting: Setting, document: Document) -> Outcome:
 
 
 def _measure_decay(kind: Kind) -> float:
-    """Return the rate of a kernel while its co-runner is saved, over its rate when that one has left."""
+    """Return the rate of a kernel while its co-runner is saved, over its rate after the co-runner has left."""
     core = _core()
     staying = core.submit(Request("stays", [_task("stays", kind, 1.0, 500_000_000)]))[0]
     core.step()
@@ -121,7 +121,7 @@ def _measure_decay(kind: Kind) -> float:
             simulator.poll()
         return (simulator.progress(staying) - before) / seconds
 
-    rate(1e-2)  # the quota of the first kernel changes when the second one arrives
+    rate(1e-2)  # the quota of the first kernel changes when the second kernel arrives
     saving = simulator.cost(leaves, [staying])
     simulator.preempt(leaves, "switch")
     during = rate(0.5 * saving)
@@ -164,7 +164,7 @@ def decisions(setting: Setting, document: Document) -> Outcome:
 
 
 def _started(kinds: list[Kind]) -> str:
-    """Return the classes of the kernels that run, if some arrive together."""
+    """Return the classes of the kernels that run if kernels of these classes arrive together."""
     core = _core()
     for kind in kinds:
         core.submit(Request(kind.value, [_task(kind.value, kind, 1.0)]))
@@ -185,12 +185,12 @@ def _weighed(running: list[Kind], arriving: Kind, seconds: float) -> str:
 
 
 def _resumed() -> str:
-    """Return which kernel is launched when a place becomes free: one that was preempted, or a new one of its class."""
+    """Return whether a preempted kernel or a new kernel of its class is launched when a place becomes free."""
     core = _core()
     for number in range(2):
         core.submit(Request("first", [_task(f"first{number}", MEMORY, 10.0)]))
     core.step()
-    core.submit(Request("compute", [_task("compute", COMPUTE, 1.0)]))  # it replaces one of the two
+    core.submit(Request("compute", [_task("compute", COMPUTE, 1.0)]))  # the arriving kernel replaces one of the two
     core.submit(Request("new", [_task("new", MEMORY, 1.0)]))
     while core.busy and not (found := _launched_again(core.log)):
         core.executor.wait(core.step())
@@ -198,7 +198,7 @@ def _resumed() -> str:
 
 
 def _launched_again(events: Iterable[Event]) -> str:
-    """Return "resumed" if a preempted kernel was launched before the new one, "new" if not, "" if neither was."""
+    """Return "resumed" if a preempted kernel was launched before the new kernel, "new" if not, "" if none was."""
     stopped: set[int] = set()
     for event in events:
         if event.kind == "stop":

@@ -15,7 +15,7 @@ class Check:
     Attributes
     ----------
     claim : str
-        What the document shows, in words.
+        The document's statement, as text.
     agrees : bool
     found : str
         The measured values that decided it.
@@ -27,7 +27,7 @@ class Check:
 
 
 def rises(claim: str, values: Sequence[float], tolerance: float = 0.05) -> Check:
-    """Check that no value is below the largest one before it by more than `tolerance` (relative)."""
+    """Check that no value is below the largest earlier value by more than `tolerance` (relative)."""
     largest, agrees = -math.inf, len(values) > 1 and _finite(values)
     for value in values:
         agrees = agrees and value >= largest * (1 - tolerance)
@@ -36,7 +36,7 @@ def rises(claim: str, values: Sequence[float], tolerance: float = 0.05) -> Check
 
 
 def falls(claim: str, values: Sequence[float], tolerance: float = 0.05) -> Check:
-    """Check that no value is above the smallest one before it by more than `tolerance` (relative)."""
+    """Check that no value is above the smallest earlier value by more than `tolerance` (relative)."""
     smallest, agrees = math.inf, len(values) > 1 and _finite(values)
     for value in values:
         agrees = agrees and value <= smallest * (1 + tolerance)
@@ -84,7 +84,7 @@ def between(claim: str, value: float, low: float = -math.inf, high: float = math
 
 
 def crosses(claim: str, xs: Sequence[float], first: Sequence[float], second: Sequence[float], by: float) -> Check:
-    """Check that `first` is below `second` at some x of at most `by` and at every larger one."""
+    """Check that `first` is below `second` at some x of at most `by` and at every larger x."""
     below = [a < b for a, b in zip(first, second, strict=True)]
     point = next((x for k, x in enumerate(xs) if all(below[k:])), math.inf)
     return Check(claim, point <= by, f"from {point:g} on (at most {by:g})")

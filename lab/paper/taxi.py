@@ -1,7 +1,8 @@
 """BaM's six questions about taxi trips: bytes read over bytes needed, and time on one drive.
 
 Question k is the mean of the first k columns behind `PICKUP` over the trips that begin in one quarter, about 0.05 % of
-all. A system that reads whole columns reads k + 1 of them; on demand, the others are read where the first one matches.
+all. A system that reads whole columns reads k + 1 of them; on demand, all other columns are read only for rows that
+match in the first column.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SLOWER = 512
 RUNS = 3
 """Runs of a question. The least time counts, because other programs only add to it."""
 SCAN_PAGE, ROW_PAGE = 4096, 512
-"""Bytes of a cache line of the column that is scanned, and of the others."""
+"""Bytes of a cache line of the scanned column, and of all other columns."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Trips:
         return len(self.columns[PICKUP])
 
     def answers(self) -> list[float]:
-        """Return the means that the questions ask for."""
+        """Return the means that answer the questions."""
         chosen = self.columns[PICKUP] == self.quarter
         return [float(self.columns[name][chosen].mean()) for name in COLUMNS]
 
@@ -67,7 +68,7 @@ class Trips:
 
 
 def trips(rows: int) -> Trips:
-    """Return trips drawn from published months if they are there, else from made-up ones with the same columns.
+    """Return trips drawn from published months if they exist, else from random months with the same columns.
 
     The months are ``green_tripdata*.parquet`` in the folder that ``TAXI_DATA`` names, or next to the checkout in
     ``shared/data``.
@@ -197,7 +198,7 @@ def times(setting: Setting, document: Document) -> Outcome:
         def bytes_read() -> int:
             return sum(array.stats.bytes_read for array in arrays.values())
 
-        for question in (0, *range(1, len(COLUMNS) + 1)):  # the first one compiles
+        for question in (0, *range(1, len(COLUMNS) + 1)):  # the first run compiles
             seconds = []
             for _ in range(RUNS if question else 1):
                 for array in arrays.values():
@@ -223,7 +224,7 @@ def times(setting: Setting, document: Document) -> Outcome:
 
 
 def _read_whole(media: dict[str, Any], data: Trips, question: int, answers: list[float]) -> float:
-    """Return the seconds of a question of which all columns are read first, as by a program that the CPU controls."""
+    """Return the seconds of a question whose columns are all read first, as by a program that the CPU controls."""
     began = time.perf_counter()
     names = (PICKUP, *COLUMNS[:question])
     columns = {n: media[n].read(0, data.columns[n].nbytes).view(data.columns[n].dtype) for n in names}
@@ -235,7 +236,7 @@ def _read_whole(media: dict[str, Any], data: Trips, question: int, answers: list
 
 
 def duckdb(setting: Setting, document: Document) -> Outcome:
-    """Ask DuckDB the same questions: a query engine of today in the place of the document's RAPIDS."""
+    """Ask DuckDB the same questions: a current query engine that replaces the document's RAPIDS."""
     try:
         engine = importlib.import_module("duckdb")
     except ImportError:
@@ -256,8 +257,8 @@ def duckdb(setting: Setting, document: Document) -> Outcome:
 
 
 def rapids(setting: Setting, document: Document) -> Outcome:
-    """Stand for BaM's baseline."""
-    raise Unavailable("RAPIDS needs a GPU; whole columns from the same drive take its place in the other two")
+    """Report that BaM's baseline cannot run."""
+    raise Unavailable("RAPIDS needs a GPU; whole columns from the same drive replace it in the other two experiments")
 
 
 EXPERIMENTS = [

@@ -32,7 +32,7 @@ FORMAT = "warpwell-baseline/1"
 REVISION = "5c84dc83"
 """Commit that produced the baseline."""
 LOWEST, LOWEST_RANDOM_MIX = 0.99, 0.96
-"""Smallest accepted STP relative to the baseline, on all traces except "random mix" and on "random mix" (issue 35)."""
+"""Smallest accepted STP relative to the baseline, on all traces except "random mix", and on "random mix" (issue 35)."""
 
 BUILT_IN = "built-in mix"
 HOST_SECONDS = 145e-6

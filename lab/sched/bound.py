@@ -31,16 +31,16 @@ def bound(tasks: Iterable[Task], pairs: Matrix) -> float:
     Raises
     ------
     ArgumentError
-        There are no tasks, one has no time, or SciPy is not installed.
+        There are no tasks, a task has no time, or SciPy is not installed.
     """
     linprog = imported("scipy.optimize", "demo").linprog
     work: dict[str, float] = {}
     for task in tasks:
         if task.profile.seconds is None:
-            raise errors.ArgumentError(f"task {task.name!r} has no time: give `seconds` in its profile", name="tasks")
+            raise errors.ArgumentError(f"task {task.name!r} has no time: set `seconds` in its profile", name="tasks")
         work[task.name] = work.get(task.name, 0.0) + task.profile.seconds
     if not work:
-        raise errors.ArgumentError("no tasks: give at least one", name="tasks")
+        raise errors.ArgumentError("tasks is empty: pass at least one task", name="tasks")
     rows = {name: k for k, name in enumerate(work)}
     rates = [*np.eye(len(work))]
     for pair in pairs.pairs:

@@ -126,7 +126,7 @@ def chosen(names: str) -> list[str]:
     """
     found = list(NAMES) if names == "all" else list(dict.fromkeys(n.strip() for n in names.split(",") if n.strip()))
     if not found:
-        raise errors.ArgumentError(f"no policy named: choose of {', '.join(NAMES)}, or all", name="policy")
+        raise errors.ArgumentError(f"no policy named: expected some of {', '.join(NAMES)}, or all", name="policy")
     for name in found:
         make_policy(name)
     return found

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     notes, model = values.pop("notes"), values.pop("model")
     unknown = sum(p.cycles is not None and (p.nbytes is None or p.miss_rate is None) for p in rows)
     if unknown:
-        notes.append(f"{unknown} preemptions were left out: their bytes or miss rate are not known")
+        notes.append(f"{unknown} preemptions were skipped, because their bytes or miss rate are unknown")
     result = {**model, **values, "written": arguments.out, "notes": notes}
     output.result("Cost and decay", result, {"notes": "; ".join(notes)})
     return 0

@@ -90,7 +90,7 @@ def fit(preemptions: Iterable[Preemption], origin: str = "measured") -> Fit:
     decays = [(p.kind, p.decay) for p in measured if p.kind is not None and p.decay is not None]
     if not costs and not decays:
         message = "no preemption has a cost (bytes, miss_rate, and cycles or seconds) or a decay (kind and decay)"
-        raise errors.ArgumentError(f"{message}: give a CSV with these columns")
+        raise errors.ArgumentError(f"{message}: pass a CSV with these columns")
     notes: list[str] = []
     slope, base, r2, r2_source = SOURCE.slope, SOURCE.base, None, None
     if len(costs) >= 2:

@@ -43,8 +43,8 @@ class Metrics:
     Attributes
     ----------
     stp : float
-        Sum of the solo times of the completed kernels, over the makespan. On a backlogged trace this is the mean sum
-        of normalized IPC; on an open one below saturation, every policy that keeps up has the load.
+        Sum of the solo times of the completed kernels, over the makespan. On a backlogged trace, this is the mean sum
+        of normalized IPC. On an open trace below saturation, it equals the load for every policy that keeps up.
     antt : float
         Mean of turnaround over solo time, of requests. At least 1.
     fairness : float
@@ -55,7 +55,7 @@ class Metrics:
     makespan : float
         Seconds from the first arrival to the last end.
     requests, kernels : int
-        Number of completed ones.
+        Number of completed requests and kernels.
     failed : int
         Kernels that failed or were cancelled.
     turnaround : dict
@@ -66,7 +66,7 @@ class Metrics:
     preemption_p50, preemption_p99 : float
         Seconds from a preemption to the time at which the kernel has left.
     holds : int
-        Preemptions that were weighed and declined.
+        Preemptions that were considered and declined.
     decisions : int
         Steps of the scheduler.
     decision_mean, decision_p99 : float
@@ -157,7 +157,7 @@ def turnaround(seconds: Sequence[float]) -> Turnaround:
 
 
 def jain(values: Sequence[float]) -> float:
-    """Return Jain's fairness index: 1 if all are equal, 1/n if one has everything; 1 without values."""
+    """Return Jain's fairness index: 1 if all are equal, 1/n if one value has everything; 1 without values."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
 

@@ -11,7 +11,7 @@ from warpwell.scheduler.extend import Log
 from warpwell.scheduler.report.timeline import residency_intervals
 
 MAX_BARS = 5000
-"""Largest number of launches in a picture: bars of more are too narrow."""
+"""Maximum number of launches in a picture, because more bars would be too narrow."""
 
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
 """Paul Tol's "bright" scheme."""

@@ -178,7 +178,7 @@ class Pair:
     rates : tuple of float
         Normalized IPC of the first and of the second.
     shares : tuple of float
-        Blocks that each might have resident, as parts of those that it has alone.
+        Maximum resident blocks of each kernel, as fractions of its resident blocks when it runs alone.
     """
 
     first: str
@@ -190,8 +190,8 @@ class Pair:
 class Matrix(RateModel):
     """Measured pairs, by the kernels' names and their order of residency.
 
-    Of several measurements of a pair, that with the nearest quotas counts. More than two kernels are
-    composed of their pairs. Pairs without measurements have the rates of another model.
+    Of several measurements of a pair, the measurement with the nearest quotas counts. Rates of more than two kernels
+    are composed of their pairs. Pairs without measurements have the rates of another model.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ class Matrix(RateModel):
     otherwise : RateModel, optional
         For pairs that were not measured; a `ClassTable` by default.
     device : str
-        Where they were measured.
+        Device of the measurements.
 
     Attributes
     ----------
@@ -218,7 +218,7 @@ class Matrix(RateModel):
         self.name = f"measured matrix ({len(self.pairs)} pairs, {device}), otherwise {self.otherwise.name}"
 
     def of(self, residents: Sequence[ResidentKernel]) -> list[float]:
-        """Return measured rates; for a pair that is missing, the rates of the other model."""
+        """Return measured rates; for a pair without measurements, the rates of the other model."""
         if len(residents) == 1:
             return self.otherwise.of(residents)
         return [*self._pair(*residents)] if len(residents) == 2 else composed(residents, self._pair)
@@ -242,7 +242,7 @@ class Matrix(RateModel):
         Raises
         ------
         MissingFileError, FormatError
-            No such file, or not a pair matrix: the message names the entry.
+            The file does not exist, or is not a pair matrix; the message names the entry.
         """
         content = read_json(path, f'a pair matrix, whose "format" is "{FORMAT}"')
         if content.get("format") != FORMAT or not isinstance(content.get("pairs"), list):

@@ -53,7 +53,7 @@ def replay(
     requests : iterable of Request
         In any order. Arrivals are in seconds of the executor's clock.
     core : Core
-        A new one.
+        A new core.
     alone : callable, optional
         Returns the solo seconds of a task; by default, the time in the executor's true profile.
 

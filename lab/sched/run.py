@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--log", metavar="FILE", help="write the log, for sched explain")
     trace_option(parser)
     parser.add_argument("--picture", metavar="FILE.png", help="plot the timeline (.png, .svg, .pdf)")
-    parser.epilog = "With several policies the names of files that are written get the policy's name."
+    parser.epilog = "With several policies, the names of written files contain the policy's name."
     json_option(parser)
     return run_command(run, parser, argv)
 
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     checked_integer(arguments.limit, "--limit")
     checked_integer(arguments.seed, "--seed", minimum=0)
     if arguments.load is not None and not 0 < arguments.load < math.inf:
-        raise ArgumentError(f"--load {arguments.load}: give more than 0", name="load")
+        raise ArgumentError(f"--load must be above 0, got {arguments.load}", name="load")
     policies, programs = chosen(arguments.policy), programs_of(arguments.workload or MIXES[device], device)
     files = {"--log": arguments.log, "--trace-out": arguments.trace_out, "--picture": arguments.picture}
     several = len(policies) > 1

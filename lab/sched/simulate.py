@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     parser = parser_of("sched simulate", "Replay a trace under policies, in virtual time.")
     trace_options(parser)
     group = parser.add_argument_group("policies and device")
-    group.add_argument("--policy", default="source,lanes", metavar="A,B", help="or all (default source,lanes)")
+    group.add_argument("--policy", default="source,lanes", metavar="A,B", help="policies or all (default source,lanes)")
     text = "number of kernels that run together (default 2)"
     group.add_argument("--limit", type=int, default=2, metavar="N", help=text)
     text = "pairs measured by `python -m lab bench sched-pairs` (default: rates by class)"
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     text = "microseconds of the host for a decision with its launch (default 0; 145 with an H200)"
     group.add_argument("--host", type=float, default=0.0, metavar="US", help=text)
     group.add_argument("--device", choices=tuple(CAPACITIES), help="default: the device of the trace")
-    parser.add_argument("--log", metavar="FILE", help="write the log; of several policies, one file each")
+    parser.add_argument("--log", metavar="FILE", help="write the log; one file for each policy")
     json_option(parser)
     return run_command(run, parser, argv)
 

@@ -89,11 +89,11 @@ class Simulated:
     hold : float or None
         Time until which registers are saved or restored, and no block runs.
     saving : bool
-        Whether it leaves at `hold`.
+        Whether the job leaves at `hold`.
     younger : bool
         Whether its workers are replaced when the quota changes, so that they become the youngest.
     relieved : bool
-        Whether that slows it while an older memory-intensive kernel runs; see `RELIEVED`.
+        Whether the re-issue slows the job while an older memory-intensive kernel runs; see `RELIEVED`.
     stop_at, resize_at : float
         Time at which workers see a stop flag, or the quota `next_allowed`.
     stop_goal, resize_goal : float
@@ -251,7 +251,7 @@ class Simulator(Executor):
         return self._now
 
     def truth(self, task: Task) -> Profile:
-        """Return the true profile of a task: only a simulation knows more than its profile says."""
+        """Return the true profile of a task; only a simulation has more than the estimate in the task's profile."""
         return self._truth.get(task, task.profile)
 
     def launch(self, job: Job, placement: Placement) -> None:
@@ -260,7 +260,7 @@ class Simulator(Executor):
         self._begin(job, placement)
 
     def launch_behind(self, job: Job, placement: Placement, predecessor: Job) -> bool:
-        """Start or resume a job when another one has left; no host takes part."""
+        """Start or resume a job when another job has left, without the host."""
         self._take(job, placement)
         if self._is_present(predecessor):
             self._behind[predecessor] = job, placement
@@ -269,7 +269,7 @@ class Simulator(Executor):
         return True
 
     def _take(self, job: Job, placement: Placement) -> None:
-        """Check a launch, and let the time pass that the host takes for it."""
+        """Check a launch, and let the host's time for it pass."""
         if self._is_present(job):
             raise errors.SchedulerError(f"task {job.task.name!r} runs already", task=job.task.name)
         if placement.workers is not None and placement.workers < 1:
@@ -280,7 +280,7 @@ class Simulator(Executor):
         self._busy(self._host.launch)
 
     def _is_present(self, job: Job) -> bool:
-        """Return whether a job runs, or is to begin when another one has left."""
+        """Return True if a job runs, or begins when another job has left."""
         return job in self._runs or any([successor is job for successor, _ in self._behind.values()])
 
     def _begin(self, job: Job, placement: Placement) -> None:
@@ -327,7 +327,7 @@ class Simulator(Executor):
         self._events.append(Stopped(job, self._now, job.done))
 
     def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
-        """Change a quota. It holds from the end of the wave on; if contexts are switched, when blocks are saved."""
+        """Change a quota, with effect from the end of the wave, or, if contexts are switched, when blocks are saved."""
         if workers is not None and workers < 1:
             raise errors.ArgumentError(f"a quota of {workers} workers: give at least one", name="workers")
         run = self._runs.get(job)
@@ -402,7 +402,7 @@ class Simulator(Executor):
         return min([run.due for run in self._runs.values()], default=NEVER)
 
     def _busy(self, seconds: float) -> None:
-        """Let the time pass that the host takes for a command, and before the first one for the decision."""
+        """Let the host's time for a command pass, and before the first command also its time for the decision."""
         if self._thinks:
             self._thinks = False
             seconds += self._host.decision
@@ -410,7 +410,7 @@ class Simulator(Executor):
             self._pass(seconds)
 
     def _pass(self, seconds: float) -> None:
-        """Let time pass on the device, whatever happens there."""
+        """Let time pass on the device, and process all events in this time."""
         until = self._now + seconds
         while (due := self._due()) <= until:
             self._now = max(self._now, due)
@@ -437,7 +437,7 @@ class Simulator(Executor):
 
     # -- time --------------------------------------------------------------------------------------------------
     def _settle(self) -> None:
-        """Bring positions up to now; speeds have not changed since they were last."""
+        """Update positions to the current time; speeds have not changed since the last update."""
         seconds = self._now - self._settled
         if seconds > 0:
             for run in self._runs.values():
@@ -463,7 +463,7 @@ class Simulator(Executor):
                 if run.position == run.resize_goal:
                     run.resize_goal = NEVER
                     self._apply_quota(run)
-                # else its last wave has begun, and leaves room
+                # else the last wave has begun, and leaves room
             elif run.hold is not None and run.hold <= now:
                 run.hold = None
                 if run.saving:
@@ -498,7 +498,7 @@ class Simulator(Executor):
 
     # -- rates -------------------------------------------------------------------------------------------------
     def _plan(self) -> None:
-        """Find room, rates and next events after a change."""
+        """Compute room, rates and next events after a change."""
         self._settle()
         self._changed = False
         runs = list(self._runs.values())
@@ -534,11 +534,11 @@ class Simulator(Executor):
         return run.resident
 
     def _find_room(self, runs: list[Simulated]) -> int:
-        """Give blocks room: resident ones stay, then the oldest kernel is first. Return the last that lacks room."""
+        """Place blocks: resident blocks stay, then the oldest kernel is first. Return the last without room."""
         load = 0.0
         for run in runs:
             last = run.last_wave()
-            # As `Shape.wanted`, inlined: in its last wave, it needs the remaining blocks.
+            # As `demand_of`, inlined: in its last wave, a kernel needs the remaining blocks.
             run.previous = run.found
             run.found = run.demand = run.blocks - last if run.position >= last else run.allowed
             load += run.load * run.demand

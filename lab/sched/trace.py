@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
     """Run the command."""
     parser = parser_of("sched trace", "Show the contents of a trace, and write it as a table.")
     trace_options(parser)
-    parser.add_argument("--out", metavar="FILE.csv", help="write the workload: a line a kernel, for --trace")
+    parser.add_argument("--out", metavar="FILE.csv", help="write the workload for --trace, one line per kernel")
     json_option(parser)
     return run_command(run, parser, argv)
 

@@ -21,7 +21,7 @@ from warpwell.targets.primitives import SYSTEM, clock_ns, load_relaxed, store_re
 
 @native
 def _launch(row, _a, _b, _c, _d, _e):
-    """Keep the stream of a row busy for some nanoseconds more."""
+    """Keep the stream of a row busy for additional nanoseconds."""
     stream = load_relaxed(row + 8 * HANDLE_WORD, SYSTEM)
     begins = max(clock_ns(), load_relaxed(stream, SYSTEM))
     store_relaxed(stream, begins + load_relaxed(row + FUNCTION, SYSTEM), SYSTEM)
@@ -69,7 +69,7 @@ class ClockForms(FakeForms):
 
 
 class ClockGpu(FakeGpu):
-    """Stands for `Gpu`, for kernels whose results are unused.
+    """Replaces `Gpu` for kernels whose results are unused.
 
     Parameters
     ----------

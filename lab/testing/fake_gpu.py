@@ -1,7 +1,7 @@
 """FakeGpu: streams, events and words in host memory, so that a `CudaExecutor` can be tested without a GPU.
 
-A stream is a thread that does what it was given in order; workers are threads that run the kernel's blocks on the `cpu`
-target. Operations run in the order of a GPU, and interleave like its operations; times differ.
+A stream is a thread that executes its operations in order; workers are threads that run the kernel's blocks on the
+`cpu` target. Operations run in the order of a GPU, and interleave like its operations; times differ.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Stream:
         self.handle = next(_numbers)
         self.streams[self.handle] = self
         self.operations: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        # Kernels of a lost GPU still use the memory: the thread keeps it.
+        # Kernels of a lost GPU still use the memory, so the thread keeps it.
         threading.Thread(target=self._work, args=(memory,), daemon=True).start()
 
     def _work(self, memory: Sequence[Any]) -> None:
@@ -50,11 +50,11 @@ _numbers = itertools.count(1)
 
 
 class FakeForms:
-    """Stands for `Forms`: a launch's blocks, run by threads."""
+    """Replaces `Forms`: threads run a launch's blocks."""
 
     def __init__(self, blocks: BlockLaunch, resident: int, uses_rows: bool) -> None:
         self._blocks = blocks
-        if not blocks.participants:  # launches with the same signature start only after the end of this one
+        if not blocks.participants:  # launches with the same signature start only after the end of this launch
             self._blocks = blocks.launch.cut(blocks.args, blocks.device)
             self._blocks.flag = blocks.flag
             self._blocks.begin()
@@ -170,14 +170,14 @@ def _record(event: int, stream: int, *_: int) -> int:
 
 
 class FakeGpu:
-    """Stands for `Gpu`.
+    """Replaces `Gpu`.
 
     Parameters
     ----------
     resident : int
         Maximum number of workers of a kernel.
     uses_rows : bool
-        Whether the native thread of `LaunchQueues` launches the kernels. Else Python does.
+        Whether the native thread of `LaunchQueues` launches the kernels. Otherwise, Python launches them.
     """
 
     device = "cpu"
@@ -233,7 +233,7 @@ class FakeGpu:
         return 1 << 30, 1 << 30
 
     def forms(self, blocks: BlockLaunch) -> FakeForms:
-        """See `Gpu`. As where arguments begin on a GPU, the default stream is waited for."""
+        """See `Gpu`. Waits for the default stream, as the begin of arguments on a GPU does."""
         self.wait_default()
         self.made.append(FakeForms(blocks, self.resident, self._uses_rows))
         return self.made[-1]

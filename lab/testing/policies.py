@@ -1,6 +1,6 @@
 """PolicyConformance: tests that every policy passes. A subclass creates the policy.
 
-Needs pytest and hypothesis. A subclass in a test module is collected as it is::
+Needs pytest and hypothesis. Pytest collects a subclass in a test module::
 
     class TestMine(PolicyConformance):
         def make(self):
@@ -36,7 +36,7 @@ class Failing(Simulator):
         self._fails = frozenset(fails)
 
     def poll(self) -> list[Ended | Stopped]:
-        """Return what has happened; an end of one that fails has an error."""
+        """Return the events; the end of a failing task has an error."""
         return [
             Ended(e.job, e.time, RuntimeError("planted"))
             if isinstance(e, Ended) and e.job.task.name in self._fails
@@ -84,7 +84,7 @@ def arrivals(entries: Iterable[tuple[list[Task], float]]) -> list[Request]:
 
 
 class PolicyConformance:
-    """Tests that hold for every policy. A subclass implements `make`."""
+    """Tests that every policy must pass. A subclass implements `make`."""
 
     def make(self) -> Policy:
         """Return a new policy."""
@@ -105,7 +105,7 @@ class PolicyConformance:
         return Core(executor, self.make(), limit=limit, rates=rates, tenants=tenants)
 
     def drive(self, core: Core, requests: Iterable[Request] = (), stop: int | None = None) -> Core:
-        """Run until nothing is left (or `stop` kernels have ended), and check at each step what must always hold."""
+        """Run until all tasks have ended (or `stop` kernels), and check the invariants at each step."""
         for request in requests:
             core.submit(request)
         jobs = core.jobs
@@ -128,7 +128,7 @@ class PolicyConformance:
         return core
 
     def check(self, core: Core) -> None:
-        """Check what holds after every step."""
+        """Check the invariants after a step."""
         running, name = core.running, core.policy.name
         plain = sum([job.placement is not None and job.placement.plain for job in running])
         assert len(running) <= core.limit + min(plain, core.policy.ahead)
@@ -137,7 +137,7 @@ class PolicyConformance:
         first = core.first_waiting
         if first is None:
             return
-        # Work is conserved: an idle device means that nothing may be launched.
+        # Work conservation: the device is idle only if no task may be launched.
         assert running, f"{name} leaves the device idle while {first.task.name} waits"
         if core.policy.conserves and not any(job.state is State.STOPPING for job in running):
             assert len(running) == core.limit, f"{name} leaves a place free"
@@ -197,13 +197,13 @@ class PolicyConformance:
     def starving(
         self, kind: Kind, rivals: str, milliseconds: float, priority: int = 0, co_runner: Kind | None = None
     ) -> Job:
-        """Return a victim, after rivals have come for a long time, faster than they can run.
+        """Return a victim after rivals have arrived for a long time, faster than they can run.
 
         With `co_runner`, a kernel of that class runs from the beginning, and longer than all rivals together.
         """
         core = self.core(mode="drain")
         if co_runner is not None:
-            # With few blocks, so that the rivals have room in any form of launch.
+            # Few blocks, so that the rivals have room in any form of launch.
             core.submit(Request("long", [task(co_runner, 3.0 * RIVALS, "long", blocks=100)]))
         kinds = {"memory": [Kind.MEMORY], "compute": [Kind.COMPUTE], "both": list(Kind)}[rivals]
         for number in range(RIVALS):
@@ -286,7 +286,7 @@ class PolicyConformance:
             assert core.busy
         account = core.tenants["small"]
         share = account.used / (core.executor.now() * CAPACITY.processors)
-        # One window of unused quota may be spent at the start, and one kernel may run over it.
+        # A tenant may use one window of unused quota at the start, and one kernel may exceed it.
         assert 0.1 < share < 0.25 * (25 + 4) / 25 + 2 * 1.1 / 25, share
 
 

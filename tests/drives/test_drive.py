@@ -440,7 +440,7 @@ def test_stores_to_a_stopped_drive_end_at_64_and_lose_it() -> None:
             done += 1
         assert done == 64
         assert store(controller.INTMS, 0) == -1
-        every_call_raises(drive, "did not take a store to a doorbell|not completed within")
+        every_call_raises(drive, "did not accept a store to a doorbell|not completed within")
     assert drive.failure is not None
 
 
@@ -644,7 +644,7 @@ def test_nothing_is_left_behind() -> None:
             set_timeout(drive, 0.2)
         assert not Path(f"/proc/{pid}").exists()
     for options in ({"options": {"bogus": 1}}, {"namespaces": [QemuNamespace(path="/nonexistent")]}):
-        with pytest.raises(errors.DriveLostError, match=r"QEMU has ended.* it said: .*(bogus|No such file)"):
+        with pytest.raises(errors.DriveLostError, match=r"QEMU has ended.* its output: .*(bogus|No such file)"):
             QemuDrive(**options)
     with pytest.raises(errors.ArgumentError):
         QemuDrive(arena=12345)
@@ -749,7 +749,7 @@ def test_a_drive_is_open_once_at_a_time(shared: QemuDrive) -> None:
     """A second one would reset the first one's queues, and ring doorbells of its own over them."""
     with shared.open() as drive:
         for again in (shared.open, shared.transport):
-            with pytest.raises(errors.DriveError, match=r"qemu:\d+ is open in this program already: close it"):
+            with pytest.raises(errors.DriveError, match=r"qemu:\d+ is already open in this program: close it"):
                 again()
         assert drive.namespace(1).read(0, 1).size == 512
     shared.open().close()

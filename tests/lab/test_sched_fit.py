@@ -171,7 +171,7 @@ def test_the_command_writes_constants_that_load(tmp_path, capsys):
     path = write(tmp_path / "a.csv", ["bytes", "miss_rate", "cycles", "kind", "decay"], *rows, unknown)
     code, result = run(capsys, path, "--out", str(tmp_path / "m.json"), "--clock", "1e9")
     assert code == 0 and result["costs"] == 60
-    assert "1 preemptions were left out" in result["notes"][-1]
+    assert "1 preemptions were skipped" in result["notes"][-1]
     model = read_model(tmp_path / "m.json")
     assert model.slope == pytest.approx(0.07, rel=0.05) and "a.csv" in model.origin
     assert model.r2 == pytest.approx(result["r2"])

@@ -102,7 +102,7 @@ def test_an_open_trace_and_the_table(capsys: Capture) -> None:
         (["run", "--policy", ","], "no policy named"),
         (["run", "--workload", "nope"], "unknown workload 'nope'"),
         (["run", "--workload", "gemm:-3"], "--workload gemm:-3: its size"),
-        (["run", "--load", "-1"], "--load -1.0: give more than 0"),
+        (["run", "--load", "-1"], "--load must be above 0, got -1.0"),
         (["run", "--repeat", "0"], "--repeat is 0"),
         (["run", "--log", "/nowhere/l.jsonl"], "/nowhere does not exist"),
         (["explain", "absent.jsonl"], "absent.jsonl does not exist"),

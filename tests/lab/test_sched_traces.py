@@ -171,7 +171,7 @@ request,arrival,kernel,seconds,kind,blocks,priority,tenant,need
 def test_a_line_that_is_no_record(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("[" * 200_000)
-    with pytest.raises(errors.FormatError, match=r"t\.csv, line 1: field larger.*give a file of rows"):
+    with pytest.raises(errors.FormatError, match=r"t\.csv, line 1: field larger.*pass a file of rows"):
         table.read(path)
 
 
@@ -273,7 +273,7 @@ def test_what_is_written_is_read(tmp_path_factory, plan):
 
 def test_a_table_into_a_folder_that_is_not_there(tmp_path):
     workload = Recipe(kernels=1).make()
-    with pytest.raises(errors.MissingFileError, match="create it"):
+    with pytest.raises(errors.MissingFileError, match="create the folder"):
         table.write(workload, tmp_path / "none" / "t.csv")
 
 

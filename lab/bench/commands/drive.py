@@ -1,4 +1,4 @@
-"""``python -m lab bench drive``: random reads of a drive by kernels; nothing on it is changed."""
+"""``python -m lab bench drive``: random reads of a drive by kernels, without writes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "namespace", metavar="DRIVE/NAMESPACE", nargs="?", help="PCI address and id, such as 0000:01:00.0/1"
     )
-    parser.add_argument("--qemu", action="store_true", help="a drive that QEMU emulates instead: no hardware, no root")
-    parser.add_argument("--page-size", default="4KiB", metavar="SIZE", help="of a read (default 4KiB)")
-    parser.add_argument("--bytes", default="32MiB", metavar="SIZE", help="read from at most this many (default 32MiB)")
-    parser.add_argument("--runs", type=int, default=3, metavar="N", help="each figure is the median (default 3)")
+    parser.add_argument("--qemu", action="store_true", help="use a drive that QEMU emulates, without hardware and root")
+    parser.add_argument("--page-size", default="4KiB", metavar="SIZE", help="size of a read (default 4KiB)")
+    parser.add_argument("--bytes", default="32MiB", metavar="SIZE", help="size of the range to read (default 32MiB)")
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="runs; figures are medians (default 3)")
     json_option(parser)
     return run_command(run, parser, argv)
 
@@ -53,14 +53,14 @@ def run(arguments: argparse.Namespace) -> int:
         ],
     )
     if arguments.qemu:
-        output.screen.print("The drive is QEMU's, over memory: these figures are of this machine's processors.")
+        output.screen.print("QEMU emulates the drive in memory, so these figures depend on this machine's processors.")
     return 0
 
 
 @contextlib.contextmanager
 def _opened(arguments: argparse.Namespace, nbytes: int) -> Iterator[Namespace]:
     if arguments.qemu == (arguments.namespace is not None):
-        raise ArgumentError("name a drive and its namespace, such as 0000:01:00.0/1, or give --qemu for a virtual one")
+        raise ArgumentError("pass a drive and its namespace, such as 0000:01:00.0/1, or --qemu for an emulated drive")
     if arguments.qemu:
         with QemuDrive([max(nbytes, 1 << 20)]) as qemu, qemu.open() as drive:
             namespace = drive.namespace(1)

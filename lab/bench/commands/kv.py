@@ -56,7 +56,7 @@ class StoreSystem:
         return values
 
     def begin(self, writes: bool) -> None:
-        """Remember whether there is something to commit."""
+        """Record whether the group writes, so that `commit` is necessary."""
         self._writes = writes
 
     def get_many(self, batch: Any) -> Sequence[bytes | None]:
@@ -65,7 +65,7 @@ class StoreSystem:
         return values
 
     def commit(self) -> None:
-        """Commit what was written."""
+        """Commit the writes of the group."""
         if self._writes:
             self._store.commit()
 
@@ -77,23 +77,23 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--properties",
         metavar="PATH",
-        help="YCSB's property file for it, or the folder or tar archive with them (default: the same mix, built in)",
+        help="YCSB's property file, or a folder or tar archive that contains it (default: the same mix, built in)",
     )
-    parser.add_argument("--store", metavar="STORE", help="run on this store (default: a temporary one)")
-    parser.add_argument("--records", type=int, metavar="N", help="default 100000, or what the property file says")
-    parser.add_argument("--operations", type=int, metavar="N", help="default 100000, or what the property file says")
+    parser.add_argument("--store", metavar="STORE", help="run on this store (default: a temporary store)")
+    parser.add_argument("--records", type=int, metavar="N", help="default: as in the property file, or 100000")
+    parser.add_argument("--operations", type=int, metavar="N", help="default: as in the property file, or 100000")
     parser.add_argument("--value-bytes", type=int, metavar="N", help="size of a value (default 1000)")
     parser.add_argument(
         "--batch",
         type=int,
         default=1,
         metavar="N",
-        help="operations in one call and one commit (default 1: one by one, a commit after each 256)",
+        help="operations per call and commit (default 1: single operations, with a commit after each 256)",
     )
     parser.add_argument(
-        "--durability", choices=("commit", "always", "none"), default="commit", help="of a new store (default commit)"
+        "--durability", choices=("commit", "always", "none"), default="commit", help="durability of a new store"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the requests")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the requests")
     json_option(parser)
     return run_command(run, parser, argv)
 
@@ -109,9 +109,9 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.value_bytes,
     )
     if not 1 <= arguments.batch <= _LARGEST_BATCH:
-        raise ArgumentError(f"--batch {arguments.batch}: take 1 to {_LARGEST_BATCH} operations", name="batch")
+        raise ArgumentError(f"--batch {arguments.batch}: expected 1 to {_LARGEST_BATCH} operations", name="batch")
     if arguments.seed < 0:
-        raise ArgumentError(f"--seed {arguments.seed}: take a number from 0 up", name="seed")
+        raise ArgumentError(f"--seed {arguments.seed}: expected 0 or more", name="seed")
     with output.progress() as report, _opened(arguments, workload) as (store, loaded):
         system = StoreSystem(store)
         if not loaded:
@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _opened(arguments: argparse.Namespace, workload: YcsbWorkload) -> Iterator[tuple[kv.Store, bool]]:
-    """Give a store, and whether it holds the records of the workload."""
+    """Yield a store, and whether it has the records of the workload."""
     if arguments.store is None:
         with tempfile.TemporaryDirectory(prefix="warpwell-bench-") as folder:
             unfinished.add(Path(folder))  # if an interrupt ends the process, the folder is removed
@@ -142,19 +142,19 @@ def _opened(arguments: argparse.Namespace, workload: YcsbWorkload) -> Iterator[t
         return
     with kv.open(path, mode="r+") as store:
         if store.schema is not None:
-            raise SchemaError(f"{path} has a schema, and YCSB's values are bytes: leave --store out, or name a new one")
+            raise SchemaError(f"{path} has a schema, but YCSB's values are bytes: omit --store, or pass a new store")
         yield store, _holds(store, workload)
 
 
 def _holds(store: kv.Store, workload: YcsbWorkload) -> bool:
-    """Return whether a store holds the records; raise if it holds other records."""
+    """Return True if a store has the records; raise ArgumentError if it has other records."""
     if not len(store):
         return False
     keys = Requests(workload).load_keys(0, workload.records)
     sample = np.unique(np.linspace(0, keys.size - 1, 1024).astype(np.int64))
     values, found = store.get_many(keys[sample])
     if not found.any():
-        raise ArgumentError(f"{store.path} holds other records: leave --store out, or name a new one", name="store")
+        raise ArgumentError(f"{store.path} has other records: omit --store, or pass a new store", name="store")
     return bool(found.all()) and all(len(v) == workload.value_bytes for v in values) and len(store) >= keys.size
 
 

@@ -17,7 +17,7 @@ def step(x, y):
 
 
 def each(work, times):
-    """Return microseconds of one of many calls, done; the best of three rounds."""
+    """Return the microseconds per completed call of many calls; the best of three rounds."""
     best = float("inf")
     for _ in range(3):
         cuda.synchronize()

@@ -1,7 +1,7 @@
 """Micro-benchmarks, each with its ceiling and BaM's protocol, measured in the same run.
 
 ============  ===================================================================================
-run.py        the benchmark `micro`: all of them, or the named ones
+run.py        the benchmark `micro`: all of them, or those in the option ``names``
 setting.py    `Setting`: options; arrays over the medium that they name
 figures.py    `Report`, `Row`: results; `require_same`, which ends a benchmark with a wrong result
 ceilings.py   upper bounds of rates: a medium without queues and cache, copies, NumPy

@@ -57,7 +57,7 @@ LOCKED = -1
 """Of a slot whose page is being replaced; 0 is a free slot, otherwise it is the page + 1."""
 GAVE_UP = -2
 PATIENCE = 10**10
-"""Nanoseconds without a free slot after which a miss gives up: BaM has no time-out."""
+"""Timeout of a miss without a free slot, in nanoseconds. BaM itself has no timeout."""
 
 # -- record of a cache
 STATES, SLOTS, OWNERS, FRAMES, SHIFT, COUNT, TICKET, CORE, SPACE, FAILED, MISSES = range(11)
@@ -104,7 +104,7 @@ def bam_read(record, offset):
 
 @device
 def bam_write(record, offset, item):
-    """Store an 8-byte item at byte `offset` of the array; its page is read first (converged lanes)."""
+    """Store an 8-byte item at byte `offset` of the array, after reading its page (converged lanes)."""
     shift = field(record, SHIFT)
     page = offset >> shift
     mask = activemask()
@@ -178,7 +178,7 @@ def bam_load(record, page, mask, lane, leader):
 
 @device
 def transfer(record, opcode, page, slot, mask, lane, leader):
-    """Read a page into a slot, or write the slot's dirty page and make it INVALID; return whether it went well."""
+    """Read a page into a slot, or write the slot's dirty page and make it INVALID; return True on success."""
     core = field(record, CORE)
     space = field(record, SPACE)
     queue = queue_of(core, page)
@@ -212,14 +212,14 @@ def transfer(record, opcode, page, slot, mask, lane, leader):
         if status >= 0:
             release_id(queue, cid)
         if opcode == WRITE:
-            # The references stay: a waiting thread reads the page again.
+            # The references remain, so a waiting thread reads the page again.
             fetch_add(field(record, STATES) + 8 * page, -(VALID | DIRTY | BUSY), DEVICE)
     return status == 0
 
 
 @device
 def bam_slot(record):
-    """Win the next slot of the clock whose page has no references (the leader); return GAVE_UP after a while.
+    """Claim the next slot of the clock whose page has no references (the leader); return GAVE_UP after `PATIENCE`.
 
     The upper half of the result is 0, or the page + 1 that must be written first; that page is BUSY.
     """
@@ -267,7 +267,7 @@ class BamCache:
     Parameters
     ----------
     array : Array
-        An array of the tier "storage", alone in its cache; no kernel may use it as well.
+        An array of the tier "storage", alone in its cache; no other kernel may use the array.
     frame_bytes : int
         Bytes of all slots.
     """
@@ -330,7 +330,7 @@ class BamCache:
         return self._word(MISSES)
 
     def flush(self) -> None:
-        """Write what kernels stored, as they end."""
+        """Write dirty pages to the medium."""
         width = 32 if self._array.device == "cuda" else 1
         _flush[self._count * width](self._array, self.address, device=self._array.device)
 
@@ -339,5 +339,5 @@ class BamCache:
         if self._word(FAILED):
             raise WarpwellError(
                 "BaM's protocol found no slot for ten seconds: more pages are referenced at a time than the cache has; "
-                "give a larger --cache or fewer --threads"
+                "pass a larger --cache or fewer --threads"
             )

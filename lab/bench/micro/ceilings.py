@@ -38,12 +38,12 @@ from .setting import Setting
 IN_FLIGHT = 256
 """Commands of a thread that may be pending at a time."""
 PATIENCE = 30 * 10**9
-"""Nanoseconds without a completion after which a medium is given up."""
+"""Timeout of a medium without completions, in nanoseconds."""
 
 
 @kernel
 def _commands(start, complete, state, opcode, order, nbytes, buffers, flags, in_flight, threads, failed):
-    """Give a medium the commands of pages `order`, each thread its share; wait until all are done."""
+    """Submit commands for the pages `order` to a medium, a part by each thread; wait until all have completed."""
     t = grid(1)
     command = scratch(COMMAND_BYTES)
     answer = scratch(ANSWER_BYTES)
@@ -87,9 +87,9 @@ def _commands(start, complete, state, opcode, order, nbytes, buffers, flags, in_
 
 
 def medium_rate(setting: Setting, data: NDArray[Any], pages: NDArray[np.int64], *, write: bool = False) -> float:
-    """Return the pages a second of a setting's medium, to which native threads give commands of pages and no more.
+    """Return the pages per second of a setting's medium when native threads only submit commands of pages.
 
-    It is a medium of its own: commands of others must not be taken for these.
+    The medium is a separate object, so that no completions of other commands are counted.
     """
     with setting.medium_of(data, writable=write) as medium:
         return _medium_rate(setting, medium, pages, write)

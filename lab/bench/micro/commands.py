@@ -95,7 +95,7 @@ def _commands(a, order, opcode, size, source, buffers, found):
                         fetch_add(found + 8, 1, DEVICE)
                     k += load_relaxed(found + 16, DEVICE)
         if ended == 0:
-            # This warp holds no id, so it may wait until other warps release theirs.
+            # This warp has no command id, so it may wait until other warps release ids.
             serve(core, shfl(mask, queue, 0), mask, lane, 0)
             backoff(attempt)
             attempt += 1
@@ -172,7 +172,7 @@ def _orders(setting: Setting, max_pages: int) -> tuple[Items, Items]:
 
 
 def _max_pages(setting: Setting) -> int:
-    """Return how many commands a figure takes: as many as drives that are slow complete in a quarter of a second."""
+    """Return the number of commands of a figure: as many as slow drives complete in a quarter of a second."""
     max_pages = 1 << (21 if setting.device == "cuda" else 15)
     if setting.emulated:
         model, slower = model_of(setting.medium)

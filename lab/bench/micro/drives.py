@@ -57,7 +57,7 @@ def drive_reads(
     DriveError
         The drive fails.
     WarpwellError
-        A kernel read something else than the host.
+        A kernel read other items than the host.
     """
     nbytes = min(nbytes, namespace.nbytes) // page * page
     if nbytes < 64 * page or page % namespace.block:

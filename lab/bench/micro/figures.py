@@ -84,7 +84,7 @@ class Report:
 
 
 def require_same(name: str, found: Any, expected: Any) -> None:
-    """Raise WarpwellError unless a result is the one expected: the figure would be one of a broken program."""
+    """Raise WarpwellError unless a result is as expected, because figures of a broken program mean nothing."""
     equal = np.array_equal(found, expected)
     if not equal:
         raise WarpwellError(

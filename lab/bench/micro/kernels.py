@@ -78,7 +78,7 @@ def _named(function: Any, means: str) -> Any:
 
 @functools.cache
 def walk(means: str) -> Any:
-    """Return a kernel that adds up all items, `passes` times: a warp takes `run` in a row, its lanes neighbours."""
+    """Return a kernel that adds up all items, `passes` times: a warp reads `run` adjacent items, a lane each."""
     if means == "span":
 
         def walking_spans(a, copy, bam, items, run, passes, total):
@@ -116,7 +116,7 @@ def walk(means: str) -> Any:
 
 @functools.cache
 def pick(means: str) -> Any:
-    """Return a kernel that adds up the items that `order` names, `passes` times: neighbouring lanes take neighbours."""
+    """Return a kernel that adds up the items in `order`, `passes` times: adjacent lanes read adjacent entries."""
     read = READERS[means]
 
     def picking(a, copy, bam, order, passes, total):

@@ -77,7 +77,7 @@ def _wrapped(value: int) -> int:
 
 @contextlib.contextmanager
 def sources(setting: Setting, *, resident: bool) -> Iterator[Sources]:
-    """Yield arrays of numbers, in a cache that holds all of them, or of the size that was asked for."""
+    """Yield arrays of numbers, with a cache that holds all of them, or with the cache size of the setting."""
     data = numbers(setting.items)
     cache = setting.nbytes + setting.nbytes // 8 + TABLE if resident else setting.cache
     with setting.opened(data, cache=cache) as array:
@@ -103,9 +103,9 @@ def rates_of(
 def rows_of(
     name: str, rates: dict[str, float], amount: float, medium: float | None = None, **notes: float
 ) -> list[Row]:
-    """Return a row for subscripts and one for spans: a launch is of `amount`.
+    """Return a row for subscripts and a row for spans; a launch processes `amount`.
 
-    What bounds them is raw loads, or the medium alone (in the unit of the rows) if that is slower.
+    The ceiling is raw loads, or the medium alone (in the unit of the rows) if the medium is slower.
     """
     raw = amount * rates["raw"]
     bound, by = min((raw, "raw loads"), (raw if medium is None else medium, "the medium alone"))
@@ -202,6 +202,6 @@ def orders_of(setting: Setting) -> dict[str, Items]:
         "sequential": np.arange(count),
         "random": random.integers(0, setting.items, count),
         "stride": np.arange(count) * run % setting.items,
-        # the hot pages lie apart
+        # the hot pages are not adjacent
         "zipf": np.minimum(random.permutation(pages)[hot] * run + random.integers(0, run, count), setting.items - 1),
     }

@@ -32,7 +32,7 @@ class Setting:
     tier : {"storage", "host-cached", "host", "device", "mapped"}
     page_size : int
     cache : int
-        Bytes of a cache that is smaller than the data; benchmarks of hits take one that holds all of them.
+        Bytes of a cache that is smaller than the data; benchmarks of hits use a cache that holds all pages.
     nbytes : int
         Bytes of data.
     threads : int
@@ -86,14 +86,14 @@ class Setting:
         elif self.drives > 1:
             raise ArgumentError(f"{self.drives} drives of medium {self.medium!r}: only emulated drives are striped")
         if self.device == "cuda" and self.tier == "mapped":
-            raise ArgumentError("kernels on a GPU read no mapping: choose another --tier")
+            raise ArgumentError("kernels on a GPU cannot read a mapping: choose another --tier")
         if self.device == "cuda" and self.threads % 32:
-            raise ArgumentError(f"{self.threads} threads on a GPU: give whole warps, a multiple of 32")
+            raise ArgumentError(f"{self.threads} threads on a GPU: expected whole warps, a multiple of 32")
         if self.emulated and self.tier != "storage":
-            raise ArgumentError(f"tier {self.tier!r} reads nothing from a drive: leave --medium or --tier out")
+            raise ArgumentError(f"tier {self.tier!r} does not read from a drive: omit --medium or --tier")
 
     def where(self) -> str:
-        """Return where the data lie, in words."""
+        """Return the location of the data as text."""
         if self.tier in ("host", "device"):
             return f"{self.tier} memory"
         if self.tier == "mapped":
@@ -105,7 +105,7 @@ class Setting:
         return f"{self.drives} x {model.name}{rate} (emulated)"
 
     def over(self, medium: str, drives: int = 1) -> Setting:
-        """Return the same over another medium."""
+        """Return this setting with another medium."""
         return replace(self, medium=medium, drives=drives)
 
     @contextlib.contextmanager
@@ -146,7 +146,7 @@ class Setting:
             with _file_of(data) as path, FileMedium(path, writable=writable) as file:
                 with path.open("rb") as cached:
                     os.fsync(cached.fileno())
-                    os.posix_fadvise(cached.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # the drive is to be measured
+                    os.posix_fadvise(cached.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # measure the drive, not the cache
                 yield file
             return
         if not self.emulated:
@@ -167,7 +167,7 @@ def model_of(name: str) -> tuple[DriveRates, int]:
     """Return the drive in a medium's name, and the divisor of its rates."""
     model, _, divisor = name.partition("/")
     if divisor and not (divisor.isdecimal() and int(divisor) > 0):
-        raise ArgumentError(f"medium {name!r}: after the slash stands what the drive's rates are divided by: 980Pro/16")
+        raise ArgumentError(f"medium {name!r}: the number after the slash divides the drive's rates, as in 980Pro/16")
     try:
         return rates_of(model), int(divisor or 1)
     except ArgumentError as error:
@@ -182,7 +182,7 @@ def emulated(data: NDArray[Any], name: str, drives: int, writable: bool) -> Medi
         parts = [RamMedium(data.copy() if writable else data)]
     else:
         parts = [RamMedium(share) for _ in range(drives)]
-        Striped(parts, STRIPE).write(0, data)  # without the latency that is added below
+        Striped(parts, STRIPE).write(0, data)  # without the latency, which is added below
     slow = [
         Latency(
             part,
@@ -197,5 +197,5 @@ def emulated(data: NDArray[Any], name: str, drives: int, writable: bool) -> Medi
 
 
 def numbers(items: int) -> NDArray[np.int64]:
-    """Return distinct items in no simple order: their sums show whether each was read once."""
+    """Return distinct items in random order, whose sums show whether each item was read once."""
     return np.arange(items, dtype=np.int64) * 0x9E3779B1 + 12345

@@ -63,7 +63,7 @@ class ScriptedStore:
         elif request.opcode == KV_STORE:
             found = current().read_bytes(buffer, 8 * DATA_WORDS)
             if bytes(found) != self._model.data_of(request):
-                raise Violation(f"command {request.serial} stored other data than it was given")
+                raise Violation(f"command {request.serial} stored other data than was submitted")
         return request.status | request.size << 16
 
     def complete(self, answer: int) -> bool:
@@ -103,7 +103,7 @@ class KeyValueModel(QueueModel):
     def _request(self, random: Random, serial: int) -> Request:
         request = super()._request(random, serial)
         request.opcode = random.choice((KV_RETRIEVE, KV_RETRIEVE, KV_STORE))
-        # each value has a size that tells it from its neighbours'
+        # each value has a size that differs from adjacent values
         request.size = 8 * (1 + serial % DATA_WORDS)
         return request
 
@@ -121,7 +121,7 @@ class KeyValueModel(QueueModel):
         return bool(submit_entry(self.queue, word0, low, staging, word5, 0, high))
 
     def arrived(self, command: int, cid: int) -> Request:
-        """Check a command against what was submitted under its id."""
+        """Compare a command with the request that was submitted under its id."""
         request = self._of(cid, "a command arrived")
         if request.started:
             raise Violation(f"command {request.serial} was fetched twice")

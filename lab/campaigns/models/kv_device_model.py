@@ -1,8 +1,8 @@
 """Store scenario: requests, tickets and the device cache of a store under one interleaving, checked against a model.
 
-Every value says whose it is in each of its words, and keys are more than the cache has ways; so a value that is
-torn, that is another's, or that was taken twice is noticed. In some runs values change all the time, in some two
-threads have one buffer, in some commands are lost.
+Each word of a value encodes its key, and there are more keys than ways of the cache. So the model detects values that
+are torn, belong to another key, or were taken twice. In some runs values change all the time, two threads share a
+buffer, or commands are lost.
 """
 
 from __future__ import annotations

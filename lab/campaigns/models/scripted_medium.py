@@ -37,10 +37,10 @@ class ScriptedMedium(Medium):
     seed : int
         Decides which commands are pending, when they move their data and when they complete.
     moved : int
-        Bytes of each block that are moved at all; less is faster.
+        Number of bytes of each block that are moved; fewer bytes are faster.
     on_start, on_move : callable, optional
         Called as ``f(opcode, offset, nbytes, buffer, tag)`` when a command arrives and before its data
-        moves; `on_start` returns the status it shall complete with (0: done well).
+        moves; `on_start` returns the status with which the command completes (0: success).
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class ScriptedMedium(Medium):
                     block[at:end] = current().read_bytes(buffer + start + at, end - at)
 
     def block_of(self, number: int) -> bytearray:
-        """Return the bytes of a block, to read and to change."""
+        """Return the bytes of a block, which may be changed."""
         return self.blocks.setdefault(number, bytearray(BLOCK))
 
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:

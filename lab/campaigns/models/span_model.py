@@ -1,8 +1,8 @@
-"""Span scenario: the frame scenario whose readers fold runs of items instead of subscripting single ones.
+"""Span scenario: the frame scenario whose readers fold runs of items instead of subscripting single items.
 
-In-place scenario: the cache scenario, where two threads also change runs of items that are theirs.
+In-place scenario: the cache scenario, in which two threads also change runs of items that they own.
 
-Even seeds read groups of words into registers, as on a GPU; odd ones copy to buffers, as on a CPU.
+Even seeds read groups of words into registers, as on a GPU; odd seeds copy to buffers, as on a CPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SpanModel(FrameModel):
         for _ in range(40):
             first = random.randrange(4)
             gpu.fold(look, first, self.view, page * ITEMS + first, page * ITEMS + first + random.choice((2, 8, 12)))
-            # The second look at the page must discard all earlier values: the sum covers all items, or is 0.
+            # The second check of the page must discard all earlier values: the sum covers all items, or is 0.
             total = gpu.fold(operator.add, 0, self.view, page * ITEMS, page * ITEMS + 8)
             if total not in (0, sum(base_value(page, k) for k in range(8))):
                 part = [sum(base_value(page, k) for k in range(n)) for n in range(8)]

@@ -17,7 +17,8 @@ def dominant_share_counts(jobs: Sequence[Job], capacity: Capacity) -> list[int]:
     """Return the blocks of each kernel on a multiprocessor, max-min fair by dominant share.
 
     The dominant share of a kernel is the largest of its shares of registers, shared memory, threads and block slots.
-    The kernel with the smallest one gets one more block, until no kernel has blocks that fit. Ties go to the first.
+    The kernel with the smallest dominant share gets one more block, until no kernel has blocks that fit. Ties go to the
+    first.
     """
     needs = []
     for job in jobs:

@@ -24,7 +24,7 @@ ALIBABA = (
     *("creation_time", "deletion_time", "scheduled_time"),
 )
 PRIORITIES = {"LS": 1, "Guaranteed": 1, "Burstable": 0, "BE": 0}
-"""Latency-sensitive pods are urgent, best-effort ones are not."""
+"""Latency-sensitive pods are urgent, best-effort pods are not."""
 
 
 def arrivals(path: str | os.PathLike[str]) -> Arrivals:
@@ -41,7 +41,7 @@ def arrivals(path: str | os.PathLike[str]) -> Arrivals:
         raise errors.FormatError(f"{path} has no arrivals: its first line must be {expected}", path=path)
     found = sorted(_azure(path) if is_azure else _alibaba(path), key=lambda entry: entry[0])
     if not found:
-        raise errors.FormatError(f"{path} has no arrivals: give a trace with rows", path=path)
+        raise errors.FormatError(f"{path} has no arrivals: pass a trace with rows", path=path)
     times = np.array([time for time, _ in found])
     priorities = None if is_azure else np.array([priority for _, priority in found], dtype=np.int64)
     return Arrivals(Path(path).name, times - times[0], priorities)

@@ -68,9 +68,9 @@ def read(path: str | os.PathLike[str]) -> Models:
         source = f"{Path(path).name}: {name}"
         files[name] = list(rows.read(io.StringIO(text), source, COLUMNS))
         if not files[name]:
-            raise errors.FormatError(f"{source} has no kernels: leave it out", path=path)
+            raise errors.FormatError(f"{source} has no kernels: omit the file", path=path)
     if not files:
-        message = f"{path} holds no kernel profiles: their first line is {','.join(COLUMNS)}"
+        message = f"{path} has no kernel profiles, whose first line is {','.join(COLUMNS)}"
         raise errors.FormatError(message, path=path)
     all_rows = [row for entries in files.values() for row in entries]
     counts = Counter((row["Name"], _kind(row)) for row in all_rows)
@@ -89,7 +89,7 @@ def read(path: str | os.PathLike[str]) -> Models:
 def _files(root: Path) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of each file."""
     if not root.exists():
-        raise errors.MissingFileError(f"{root} does not exist: give an archive of kernel profiles", path=root)
+        raise errors.MissingFileError(f"{root} does not exist: pass an archive of kernel profiles", path=root)
     if root.is_dir() or not is_archive(root):
         files = sorted(root.iterdir()) if root.is_dir() else [root]
         yield from ((file.name, file.read_bytes()) for file in files if file.is_file())

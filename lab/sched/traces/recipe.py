@@ -110,7 +110,7 @@ def _is_table(path: str) -> bool:
     """Return True for a table, and False for Orion's archives, folders and files."""
     file = Path(path)
     if not file.exists():
-        raise errors.MissingFileError(f"{path} does not exist: give a trace, or none for a built-in mix", path=path)
+        raise errors.MissingFileError(f"{path} does not exist: pass a trace, or omit it for a built-in mix", path=path)
     if file.is_dir() or orion.is_archive(file):
         return False
     return len(set(rows.header_of(path)) & set(orion.COLUMNS)) < 2

@@ -72,14 +72,14 @@ def opened(path: str | os.PathLike[str]) -> Iterator[TextIO]:
         The file is not text.
     """
     if not Path(path).is_file():
-        raise errors.MissingFileError(f"{path} does not exist or is a folder: give a file of rows", path=path)
+        raise errors.MissingFileError(f"{path} does not exist or is a folder: pass a file of rows", path=path)
     with open(path, "rb") as file:
         open_text: Any = gzip.open if file.read(2) == GZIP_MAGIC else open
     try:
         with open_text(path, "rt", encoding="utf-8", newline="") as text:
             yield text
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
-        raise errors.FormatError(f"{path} is not CSV text ({error}): give a file of rows", path=path) from error
+        raise errors.FormatError(f"{path} is not CSV text ({error}): pass a file of rows", path=path) from error
 
 
 def header_of(path: str | os.PathLike[str]) -> list[str]:
@@ -140,4 +140,4 @@ def _records(text: Iterable[str], path: str | os.PathLike[str]) -> Iterator[tupl
         for number, values in enumerate(filter(None, reader)):
             yield reader.line_num, values if number else [name.strip() for name in values]
     except csv.Error as error:
-        raise errors.FormatError(f"{path}, line {reader.line_num}: {error}; give a file of rows", path=path) from None
+        raise errors.FormatError(f"{path}, line {reader.line_num}: {error}; pass a file of rows", path=path) from None

@@ -39,8 +39,8 @@ KERNEL: dict[str, Callable[[rows.Row, str], Any]] = {
 """Optional columns of a kernel, in the same way."""
 REQUIRED = ("request", "arrival", "kernel", "seconds")
 OPTIONAL = ("application", "tenant", "priority", *PROFILE, *KERNEL)
-"""``request`` is any text; lines with the same one are a chain, in the order of the file. Its first line has the
-``arrival`` (seconds), application, tenant and priority. An empty value stands for the default."""
+"""``request`` is any text; lines with the same request are a chain, in the order of the file. The first line of a chain
+has the ``arrival`` (seconds), application, tenant and priority. An empty value stands for the default."""
 
 
 def read(path: str | os.PathLike[str]) -> Trace:
@@ -62,7 +62,7 @@ def read(path: str | os.PathLike[str]) -> Trace:
         heads.setdefault(request, (row.number("arrival"), *names, priority))
         chains.setdefault(request, []).append(_kernel(row))
     if not chains:
-        raise errors.FormatError(f"{path} has no kernels: give a trace with rows", path=path)
+        raise errors.FormatError(f"{path} has no kernels: pass a trace with rows", path=path)
     shared: dict[str, TracedApplication] = {}
     arrivals = []
     for request, (time, name, tenant, priority) in heads.items():
@@ -77,7 +77,7 @@ def read(path: str | os.PathLike[str]) -> Trace:
 def write(workload: Trace, path: str | os.PathLike[str]) -> None:
     """Write a trace that `read` reads."""
     if not Path(path).parent.is_dir():
-        message = f"{Path(path).parent} does not exist: create it, or write elsewhere"
+        message = f"{Path(path).parent} does not exist: create the folder, or pass another path"
         raise errors.MissingFileError(message, path=Path(path).parent)
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, REQUIRED + OPTIONAL, lineterminator="\n")

@@ -175,7 +175,7 @@ def compose(
     seed: int,
     urgent: float = 0.0,
 ) -> list[Arrival]:
-    """Give each arrival a random application, with equal chances, and compress time to a load.
+    """Assign a random application to each arrival, with equal probabilities, and compress time to a load.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ def compose(
         if count >= kernels:
             break
     if count < kernels:
-        message = f"{arrivals.name} has {len(chosen)} arrivals with {count} kernels: ask for no more"
+        message = f"{arrivals.name} has {len(chosen)} arrivals with {count} kernels: request fewer"
         raise errors.ArgumentError(message, name="kernels")
     total = math.fsum(application.seconds for application, _ in chosen)
     times = arrivals.times[: len(chosen)] - arrivals.times[0]
@@ -220,7 +220,7 @@ def compose(
 
 
 def select(applications: Sequence[TracedApplication], pattern: str) -> list[TracedApplication]:
-    """Return the applications whose names match a pattern such as ``*_fwd``, or one of several divided by commas.
+    """Return the applications whose names match a pattern such as ``*_fwd``, or one of several patterns (with commas).
 
     Raises
     ------
