@@ -8,7 +8,7 @@ import pytest
 
 from warpwell.errors import AgentError
 from warpwell.pool.launch.gpus import assign
-from warpwell.pool.launch.launcher import several
+from warpwell.pool.launch.launcher import joined_names
 from warpwell.pool.launch.mpiexec import Mpiexec, Ranks
 
 APPLICATION = Ranks(1, ["python", "app.py"])
@@ -124,5 +124,5 @@ def test_gpus_go_round_by_rank() -> None:
 
 
 def test_of_many_a_message_names_the_first() -> None:
-    assert several([]) == "" and several(["a"]) == "a" and several(list("abcde")) == "a, b, c, d, e"
-    assert several([str(k) for k in range(999)]) == "0, 1, 2, 3, and 995 more"
+    assert joined_names([]) == "" and joined_names(["a"]) == "a" and joined_names(list("abcde")) == "a, b, c, d, e"
+    assert joined_names([str(k) for k in range(999)]) == "0, 1, 2, 3, and 995 more"

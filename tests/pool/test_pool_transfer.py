@@ -20,7 +20,7 @@ from lab.emulated_device import EmulatedDevice
 from warpwell import errors
 from warpwell.pool.agent.cuda_runtime import CudaRuntime
 from warpwell.pool.agent.runtime import Runtime
-from warpwell.pool.agent.staged import give_up
+from warpwell.pool.agent.staged import cancel_and_wait
 from warpwell.pool.devices import Devices
 from warpwell.pool.transport.bulk import DONE, MAX_CHUNK, Region, Transfer
 from warpwell.pool.tuning import BUFFERS, CHUNK, LARGE, CopyPlan, Tuning
@@ -123,10 +123,10 @@ def test_staging_memory_that_may_still_be_written_to_is_not_used_again() -> None
     region = Region.over(staging)
     over, lost = Transfer(1, 1, region), Transfer(1, 1, region)
     over.finish(DONE)
-    give_up(over, runtime)
+    cancel_and_wait(over, runtime)
     assert np.shares_memory(runtime.staging(4096), staging)
     lost.fail("it fell over", keep_memory=True)
-    give_up(lost, runtime)
+    cancel_and_wait(lost, runtime)
     assert not np.shares_memory(runtime.staging(4096), staging)
 
 

@@ -288,7 +288,7 @@ def top(arguments: argparse.Namespace) -> int:
     import time
 
     from ..pool.launch.job_files import jobs
-    from ..pool.launch.listener import ask_job
+    from ..pool.launch.listener import query_job
 
     if arguments.every is not None and not 0 < arguments.every < 1e9:
         raise ArgumentError(f"--every must be a positive number of seconds, got {arguments.every:g}", name="every")
@@ -301,7 +301,7 @@ def top(arguments: argparse.Namespace) -> int:
         raise PoolError(f"{problem}: {advice}")
     before: dict[int, tuple[int, float]] = {}
     while True:
-        agents = ask_job(running[job])
+        agents = query_job(running[job])
         if not output.print_json({"job": job, "agents": agents}):
             output.table(f"Job {job}", _AGENT_HEADS.split(), map(_agent_row, agents), left=("host", "target", "doing"))
             before = print_programs(output, agents, before)
@@ -392,13 +392,13 @@ def notebook(arguments: argparse.Namespace) -> int:
     all_gpus = arguments.agents is None and arguments.hosts is None and arguments.hostfile is None
     size = "all GPUs" if all_gpus else f"{agents} agent{'s' * (agents > 1)}"
     title = f"Warpwell{'' if spec.name == KERNEL_NAME else ' ' + spec.name} ({size})"
-    content = spec.write(_run_words(arguments), title)
+    content = spec.write(_command_options(arguments), title)
     if not output.print_json({**values, **content}):
         output.result("Choose the kernel in Jupyter by its display name", {"display name": title, **values})
     return 0
 
 
-def _run_words(arguments: argparse.Namespace) -> list[str]:
+def _command_options(arguments: argparse.Namespace) -> list[str]:
     """Return the options of `run` that are not defaults. Paths are absolute, because a kernel starts elsewhere."""
     parser = argparse.ArgumentParser()
     _agent_options(parser)

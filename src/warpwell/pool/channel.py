@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from .. import errors
 from .agent.protocol import WINDOW_BYTES, WINDOW_CALLS
-from .transport.milestone import LOOK, limit
+from .transport.milestone import ALIVE_CHECK_SECONDS, limit
 
 MAX_FAILURES = 16
 """Number of failures of a stream that the next synchronization reports; later ones are only counted."""
@@ -79,7 +79,7 @@ class Channel:
         end = time.monotonic() + bound
         with self._lock:
             while self.is_full:
-                self._changed.wait(LOOK)
+                self._changed.wait(ALIVE_CHECK_SECONDS)
                 check()
                 if time.monotonic() > end:
                     raise errors.StallError(

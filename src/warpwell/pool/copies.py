@@ -16,7 +16,7 @@ from .._os import uninterrupted
 from .agent.code import Code, dumps
 from .agent.large_arrays import flat, is_large
 from .agent.protocol import INLINE, WINDOW_BYTES, Op, new_id
-from .agent.staged import give_up
+from .agent.staged import cancel_and_wait
 from .caller import AgentConnection
 from .channel import Channel
 from .host_memory import Pinned, memory_of
@@ -236,7 +236,7 @@ class BulkCopy:
             if self._reply is not None and self._connection.lost is None and not self._reply.done:
                 _cancel_on(self._connection, self._reply.number)
         finally:
-            give_up(self._transfer)  # MPI must not access the array after this
+            cancel_and_wait(self._transfer)  # MPI must not access the array after this
 
 
 class Arguments:

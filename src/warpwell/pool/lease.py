@@ -15,7 +15,7 @@ from .._check import checked_device, checked_integer, checked_nbytes, checked_ti
 from .._os import uninterrupted
 from .device import Device
 from .spares import Fits, Joining, Spares
-from .transport.milestone import LOOK, limit
+from .transport.milestone import ALIVE_CHECK_SECONDS, limit
 
 
 class DeviceGroup(Sequence[Device]):
@@ -200,7 +200,7 @@ class Leases:
             if answers <= 0:
                 text = f"waited {request.seconds:g} s for {request.count} devices{request.conditions}: {reason}"
                 raise errors.StallError(text, seconds=request.seconds)
-            self._changed.wait(min(LOOK, left) if left > 0 else LOOK)
+            self._changed.wait(min(ALIVE_CHECK_SECONDS, left) if left > 0 else ALIVE_CHECK_SECONDS)
 
     def _check_count(self, request: _LeaseRequest) -> None:
         """Raise if the pool can never satisfy a request."""

@@ -19,7 +19,7 @@ HELPER, CLOSING = -1, -2
 """Numbers of lanes without a stream: for single calls (`AgentState.helper` reuses the lane), and for closing blocks of
 peers."""
 
-_SHORTEST, _LONGEST = 20e-6, 1e-3
+_MIN_NAP_SECONDS, _MAX_NAP_SECONDS = 20e-6, 1e-3
 """Interval between two polls of marks, in seconds."""
 
 
@@ -177,14 +177,14 @@ class DeferredCalls:
     def _work(self) -> None:
         runtime: Runtime | None = None
         marks: list[tuple[Callable[[], None], Any]] = []
-        nap = _SHORTEST
+        nap = _MIN_NAP_SECONDS
         while True:
             with contextlib.suppress(queue.Empty):
                 item = self._queue.get(timeout=nap if marks else None)
                 if item is None:
                     return
                 marks.append(item)
-                nap = _SHORTEST
+                nap = _MIN_NAP_SECONDS
             if runtime is not self._agent.runtime:  # a device has joined
                 runtime = self._agent.runtime
                 runtime.enter()
@@ -199,7 +199,7 @@ class DeferredCalls:
                         traceback.print_exc()
                 else:
                     waiting.append((call, mark))
-            nap = _SHORTEST if len(waiting) < len(marks) else min(2 * nap, _LONGEST)
+            nap = _MIN_NAP_SECONDS if len(waiting) < len(marks) else min(2 * nap, _MAX_NAP_SECONDS)
             marks = waiting
             item = call = mark = None  # type: ignore[assignment]  # or an idle thread would keep the last call's memory
 

@@ -82,7 +82,7 @@ class MemoryPool:
         self.exportable = int(status) == 0
         # freed memory that the pool keeps; the rest returns to the GPU
         _, total = check(driver.cuMemGetInfo())
-        self._keep = driver.cuuint64_t(int(total) // 4)
+        self._release_threshold = driver.cuuint64_t(int(total) // 4)
         if self.exportable:
             try:
                 self._set()
@@ -97,7 +97,7 @@ class MemoryPool:
 
     def _set(self) -> None:
         put, attributes = self._driver.cuMemPoolSetAttribute, self._attributes
-        check(put(self.handle, attributes.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, self._keep))
+        check(put(self.handle, attributes.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, self._release_threshold))
         # an allocation must not wait for a kernel that uses memory that is being freed
         check(put(self.handle, attributes.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, 0))
 

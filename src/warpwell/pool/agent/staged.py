@@ -67,7 +67,7 @@ def receive(
             marks.add(stream)
             transfer.allow(min(transfer.chunks, marks.count_reached() + buffers))
     except BaseException:
-        give_up(transfer, runtime)
+        cancel_and_wait(transfer, runtime)
         raise
     finally:
         runtime.synchronize(stream)  # the next copy reuses the staging memory
@@ -102,7 +102,7 @@ def send(
             transfer.allow(marks.wait_first())
         transfer.wait(transfer.chunks, limit())
     except BaseException:
-        give_up(transfer, runtime)
+        cancel_and_wait(transfer, runtime)
         runtime.synchronize(stream)
         raise
 
@@ -138,11 +138,11 @@ def run(transfer: Transfer, started: Started) -> None:
     try:
         transfer.wait(transfer.chunks, limit())
     except BaseException:
-        give_up(transfer)
+        cancel_and_wait(transfer)
         raise
 
 
-def give_up(transfer: Transfer, runtime: Runtime | None = None) -> None:
+def cancel_and_wait(transfer: Transfer, runtime: Runtime | None = None) -> None:
     """Cancel a transfer, and wait at most 1 s for the chunks in flight, which still use the memory.
 
     With `runtime`, that memory is the thread's staging memory, which is dropped after this time.

@@ -324,7 +324,7 @@ def reached(agent: AgentState, stream: int, sequence: int, event: int, reply: in
 
 
 @handles(Op.UNTIL)
-def until(agent: AgentState, stream: int, sequence: int, event: int, reply: int) -> None:
+def reply_when_reached(agent: AgentState, stream: int, sequence: int, event: int, reply: int) -> None:
     """Reply when an event is reached."""
     _when(agent, agent.events.get(event), lambda failure: agent.send(Op.REPLY, reply, None))
 

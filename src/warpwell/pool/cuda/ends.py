@@ -39,7 +39,7 @@ _STOP = struct.Struct("=QIIII")
 _DONE = struct.Struct("=IIi")
 _SLOTS = 64
 WRONG, EXITED, STOPPED = -1, -2, -3
-"""Codes that `Near.take` returns: the ring is malformed; the client has exited; `Near.stop` was called."""
+"""Codes that `Near.receive_entries` returns: the ring is malformed; the client has exited; `Near.stop` was called."""
 
 
 @enum.unique
@@ -137,7 +137,7 @@ class Near(_Memory):
         self._out = ctypes.create_string_buffer(_BLOCK)
         self._stops = ctypes.create_string_buffer(_STOPS * _STOP.size)
 
-    def take(self, line: int, pidfd: int, seconds: float) -> tuple[int, Any]:
+    def receive_entries(self, line: int, pidfd: int, seconds: float) -> tuple[int, Any]:
         """Wait at most `seconds` for entries of the ring, and take them. Only one thread calls it.
 
         Returns
@@ -155,7 +155,7 @@ class Near(_Memory):
         return code, (start.value, end.value, ctypes.string_at(self._out, code), entries)
 
     def stop(self) -> None:
-        """Make `take` return STOPPED."""
+        """Make `receive_entries` return STOPPED."""
         self.relay.quick.ww_near_stop(self.address)
 
     def set_sticky_error(self, code: int) -> None:

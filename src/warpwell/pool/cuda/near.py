@@ -243,7 +243,7 @@ class NearClient:
 
     def _mirror(self, near: Near) -> None:
         while not self._stopped:
-            code, block = near.take(self._line.fileno(), self._pidfd, _POLL_SECONDS)
+            code, block = near.receive_entries(self._line.fileno(), self._pidfd, _POLL_SECONDS)
             if code > 0:
                 start, end, data, stops = block
                 self._send(Kind.SHIP, start, end, data, tuple(self._start_copy(near, *stop) for stop in stops))

@@ -10,7 +10,7 @@ In the order of a job's life:
     launcher.py     Launcher: runs one job, from the first process to the last; reports lost agents
     job_files.py    JobFiles: the folders of a job, which are removed at its end
     mpiexec.py      Mpiexec: finds the program that starts the ranks, and writes its command line
-    listener.py     Listener: the launcher's socket for supervisors; Observer, ask_job: reports of agents
+    listener.py     Listener: the launcher's socket for supervisors; Observer, query_job: reports of agents
     supervise.py    a program: the parent of each process of the job; reports its exit, and ends it with the job
     versions.py     the versions that must be equal in all processes of a job
     member.py       Member: a process's connection to its supervisor, and over MPI to the other processes

@@ -344,7 +344,7 @@ class Launcher:
         first, hint = self._hosts[unready[0]], ", which is stopped" if len(stopped) == 1 else ""
         if not is_here(first) and not facts[unready[0]]:
             hint = f". Does `ssh {first}` work without a password, and is {sys.executable} there, too?"
-        names = several([self._name(rank, facts[rank].get("pid")) for rank in unready])
+        names = joined_names([self._name(rank, facts[rank].get("pid")) for rank in unready])
         raise AgentError(f"not ready {after}: {names}{hint}{self._output.messages()}", agent=self._name(unready[0]))
 
     def _count(self) -> int:
@@ -452,7 +452,7 @@ class Launcher:
         return found
 
 
-def several(texts: Sequence[str]) -> str:
+def joined_names(texts: Sequence[str]) -> str:
     """Join texts for a message; if there are more than five, only the first four and the number of the rest."""
     return ", ".join(texts if len(texts) <= 5 else [*texts[:4], f"and {len(texts) - 4} more"])
 

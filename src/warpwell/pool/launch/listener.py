@@ -1,6 +1,6 @@
 """`Listener`: the socket on which the launcher of a job accepts connections of the job's supervisors.
 
-`ask_job` connects to this socket from another process, and an `Observer` collects the agents' answers for the caller.
+`query_job` connects to this socket from another process, and an `Observer` collects the agents' answers for the caller.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Listener:
 
 
 class Observer:
-    """Requests a report of all agents for a caller of `ask_job`, and sends the reports together.
+    """Requests a report of all agents for a caller of `query_job`, and sends the reports together.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ class Observer:
 
     def __init__(self, connection: Connection, agents: Iterable[Connection]) -> None:
         self._connection, self._agents = connection, sorted(agents, key=lambda agent: agent.rank)
-        self._until = clock.monotonic() + _ANSWER_SECONDS
+        self._deadline = clock.monotonic() + _ANSWER_SECONDS
         for agent in self._agents:
             agent.facts.pop("reply", None)
             agent.send(ask=True)
@@ -164,7 +164,7 @@ class Observer:
     def answer(self) -> bool:
         """Send the reports if all agents have answered or have had enough time; return True if they were sent."""
         waiting = [a for a in self._agents if a.is_open and a.facts.get("ready") and "reply" not in a.facts]
-        if waiting and clock.monotonic() < self._until:
+        if waiting and clock.monotonic() < self._deadline:
             return False
         found = []
         for agent in self._agents:
@@ -177,7 +177,7 @@ class Observer:
         return True
 
 
-def ask_job(files: JobFiles) -> list[dict[str, Any]]:
+def query_job(files: JobFiles) -> list[dict[str, Any]]:
     """Return the reports of the agents of a running job, from its launcher.
 
     Each has rank, host, pid and state, and info if the agent has answered.

@@ -33,7 +33,7 @@ class LocalTransport(Transport):
         listening, end._listening = end._listening, False  # only the first of several messages wakes the receiver
         end._arrived.raise_(wake=listening)
 
-    def _take(self) -> tuple[int, bytes] | None:
+    def _next_message(self) -> tuple[int, bytes] | None:
         return self._inbox.popleft() if self._inbox else None
 
     def _received_by(self, peer: int) -> int:

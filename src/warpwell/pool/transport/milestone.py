@@ -12,7 +12,7 @@ from typing import Any
 from ... import errors
 from ..._settings import settings
 
-LOOK = 0.25
+ALIVE_CHECK_SECONDS = 0.25
 """Interval, in seconds, at which a waiting thread checks that the process it depends on is alive."""
 
 
@@ -83,7 +83,7 @@ class Milestone:
             if alive is not None:
                 alive()  # at once: hundreds of calls may wait in sequence for a process that has exited
             left = end - time.monotonic()
-            self._sleep(min(max(left, 0.0), threading.TIMEOUT_MAX if alive is None else LOOK))
+            self._sleep(min(max(left, 0.0), threading.TIMEOUT_MAX if alive is None else ALIVE_CHECK_SECONDS))
             if left <= 0 and not self.done:
                 raise errors.StallError(f"waited {bound:g} s for {event}", seconds=bound)
 

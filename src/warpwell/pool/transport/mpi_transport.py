@@ -166,7 +166,7 @@ class MpiTransport(Transport):
         block[loop.P_OUT_TAIL // 8] = tail + 1
         self._wake()
 
-    def _take(self) -> tuple[int, bytes] | None:
+    def _next_message(self) -> tuple[int, bytes] | None:
         self._release_finished()
         g = self._global
         head = int(g[loop.G_INBOX_HEAD // 8])

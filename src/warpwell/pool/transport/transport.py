@@ -169,7 +169,7 @@ class Transport:
             version = self._arrived.value
             if self._closed:
                 raise ClosedError(CLOSED)
-            if (received := self._take()) is not None:
+            if (received := self._next_message()) is not None:
                 break
             left = end - time.monotonic()
             if left <= 0:
@@ -216,7 +216,7 @@ class Transport:
         """Queue a message for `peer`. The caller holds the peer's lock."""
         raise NotImplementedError
 
-    def _take(self) -> tuple[int, bytes] | None:
+    def _next_message(self) -> tuple[int, bytes] | None:
         """Return the sender and the text of the next message that has arrived, or None."""
         raise NotImplementedError
 
