@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.descriptors import open_descriptors, until_closed
 from tests.harness.kv_device import exist
 from tests.harness.until import HANG_SECONDS, until
 
@@ -33,10 +33,6 @@ def path(tmp_path: Path) -> Path:
     return folder
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def address_space() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * 4096
 
@@ -54,7 +50,7 @@ def eventually(holds: Callable[[], bool], seconds: float = HANG_SECONDS) -> bool
 def test_dropped_readers_give_everything_back(path: Path) -> None:
     ww.kv.open(path).get(1)
     assert closing.settle(HANG_SECONDS)  # stores that other tests dropped have been closed
-    files, growths = descriptors(), []
+    files, growths = open_descriptors(), []
     for _ in range(3):
         space = address_space()
         for _ in range(10):
@@ -62,7 +58,7 @@ def test_dropped_readers_give_everything_back(path: Path) -> None:
             assert store.get(1) == bytes([1]) * 64
             del store
         growths.append(address_space() - space)
-    assert descriptors() <= files
+    until_closed(files)
     # A mapping alone takes 256 MiB. A thread of another test may add 64 MiB once: an arena of the
     # allocator has this size. Memory that readers keep is added in every round.
     assert min(growths) < 16 << 20, growths
@@ -201,7 +197,7 @@ def test_a_dropped_store_on_a_device_ends_its_threads(path: Path) -> None:
     with ww.kv.open(path, device="cpu") as first:
         exist[3](first, np.arange(3), present)
     assert eventually(lambda: threads() == 0)
-    files = descriptors()
+    files = open_descriptors()
     for mode in ("r", "r+"):
         store = ww.kv.open(path, mode, device="cpu", threads=2)
         exist[12](store, np.arange(12), present)
@@ -212,7 +208,8 @@ def test_a_dropped_store_on_a_device_ends_its_threads(path: Path) -> None:
         del store
     with ww.kv.open(path, "r+") as again:  # waits for the store that is being closed
         assert again[77] == b"x"
-    assert eventually(lambda: threads() == 0 and descriptors() <= files)
+    assert eventually(lambda: threads() == 0)
+    until_closed(files)
 
 
 def test_a_batch_keeps_the_store_that_it_comes_from(path: Path) -> None:
@@ -233,7 +230,7 @@ def test_a_read_that_does_not_end_does_not_keep_the_program() -> None:
 
 def test_a_store_that_could_not_be_opened_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ww.kv.open(path, device="cpu").close()
-    files, space, threads = descriptors(), address_space(), threading.active_count()
+    files, space, threads = open_descriptors(), address_space(), threading.active_count()
 
     def refused(native: Any) -> Any:
         raise RuntimeError("no drive")
@@ -241,8 +238,8 @@ def test_a_store_that_could_not_be_opened_leaves_nothing(path: Path, monkeypatch
     for _ in range(3):
         with pytest.raises(RuntimeError, match="no drive"):
             ww.kv.open(path, "r+", device="cpu", drive=refused)
-    gc.collect()
-    assert (descriptors(), threading.active_count()) == (files, threads)
+    until_closed(files)
+    assert threading.active_count() == threads
     assert address_space() - space < 200 << 20
 
 

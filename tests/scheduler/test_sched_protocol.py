@@ -30,6 +30,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.harness.descriptors import open_descriptors, until_closed
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
@@ -189,7 +190,7 @@ def test_arrays_come_only_from_sealed_memfds(tmp_path: Path) -> None:
 
 
 def test_descriptors_do_not_pile_up() -> None:
-    open_files = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     with pair() as (a, b):
         fd = memfd(8)
         for count in (2, 200):
@@ -207,14 +208,15 @@ def test_descriptors_do_not_pile_up() -> None:
                 a.send({"type": "x"}, [np.zeros(n)])
                 with b.receive() as message:
                     message.arrays()
-    assert len(os.listdir("/proc/self/fd")) <= open_files
+    until_closed(before)
 
 
 def test_mappings_leave_descriptors_for_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "MAPPED_BYTES", 4096)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with pair() as (a, b):
-        limit = 2 * max(map(int, os.listdir("/proc/self/fd"))) + 40
+        before = open_descriptors()
+        limit = 2 * max(number for number, _ in before) + 40
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         try:
             received: list[Any] = []
@@ -224,8 +226,8 @@ def test_mappings_leave_descriptors_for_messages(monkeypatch: pytest.MonkeyPatch
                     received += message.arrays()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        # Half of the limit for mappings; listdir opens one more.
-        assert len(os.listdir("/proc/self/fd")) <= limit // 2 + 2
+        # Mappings take all numbers below half of the limit.
+        assert max(number for number, _ in open_descriptors() - before) == limit // 2 - 1
         assert all((array == k).all() for k, array in enumerate(received)) and len(received) == limit
 
 
@@ -1302,11 +1304,11 @@ def test_invalid_requests_fail_alone(make: Made) -> None:
     service = make()
     named = {"path": "/k.py", "name": "double", "sha256": 64 * "0"}
     good: dict[str, Any] = {"kernel": named, "shape": [1], "arguments": [["int", 1]]}
-    open_files = f"/proc/{service.properties['owner_pid']}/fd"
+    owner = service.properties["owner_pid"]
     connection = greeted(service)
     connection.send({"type": "status", "call": 1})
     answer(connection)
-    before = len(os.listdir(open_files))
+    before = open_descriptors(owner)
     at_once: list[dict[str, Any]] = [
         {"tasks": []},
         {"tasks": [good] * 257},
@@ -1332,7 +1334,8 @@ def test_invalid_requests_fail_alone(make: Made) -> None:
                 assert ended.kind == "ended" and ended.header["request"] == number and "error" in ended.header
     connection.send({"type": "submit", "call": 99, "tasks": [good]})
     kinds = [answer(connection).kind for _ in range(2)]
-    assert kinds == ["reply", "ended"] and len(os.listdir(open_files)) <= before
+    assert kinds == ["reply", "ended"]
+    until_closed(before, owner)
     connection.close()
     with connect(service.path) as client:
         status = client.status()

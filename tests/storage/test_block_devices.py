@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.harness.descriptors import open_descriptors, until_closed
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
@@ -103,7 +104,7 @@ def test_devices_that_cannot_be_opened(loop: Callable[..., Path], tmp_path: Path
         ww.open(device, device="cpu")
     with pytest.raises(errors.ArgumentError, match="a block device is read through a cache"):
         ww.open(device, dtype=np.int64, device="cpu", tier="mapped")
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     fixed = loop(np.zeros(MIB, np.uint8), "-r")
     with pytest.raises(errors.ReadOnlyError, match=f"{fixed} is a read-only device"):
         ww.open(fixed, "r+", dtype=np.int64, device="cpu")
@@ -112,7 +113,7 @@ def test_devices_that_cannot_be_opened(loop: Callable[..., Path], tmp_path: Path
     system("losetup", "-d", str(fixed))
     with pytest.raises((errors.FormatError, OSError), match=r"no medium is in it|No such device"):
         ww.open(fixed, dtype=np.int64, device="cpu")
-    assert len(os.listdir("/proc/self/fd")) <= before
+    until_closed(before)
 
 
 def mounted(device: Path, at: Path) -> bool:

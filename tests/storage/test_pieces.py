@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+from tests.harness.descriptors import open_descriptors, until_closed
 
 from warpwell import errors
 from warpwell.array.gather import fetch
@@ -59,9 +60,9 @@ def _wrong(file, data, seed):
 def test_pieces_are_the_bytes_of_the_file(written, file, gap, monkeypatch):
     if gap is not None:
         monkeypatch.setenv("WARPWELL_READ_GAP_BYTES", gap)
-    before = set(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     assert _wrong(file, written[1], 1) is None
-    assert len(set(os.listdir("/proc/self/fd")) - before) <= 1  # listdir() opens one descriptor
+    until_closed(before)
 
 
 FAULTS = {

@@ -1,7 +1,6 @@
 """Unusual files are read correctly or raise a clear error, and nothing stays open. Files that are cut while open."""
 
 import datetime
-import gc
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
+from tests.harness.descriptors import open_descriptors, until_closed
 from tests.harness.threads import run_threads
 from tests.harness.until import HANG_SECONDS
 from tests.table.test_table_arrow import mixed, write
@@ -24,11 +24,6 @@ import warpwell as ww
 from warpwell.errors import ArgumentError, ClosedError, DTypeError, FormatError, MediumError, MissingFileError
 
 ROWS = pa.table({"a": pa.array([1, None, 3]), "s": ["x", "", "zzz"]})
-
-
-def descriptors() -> int:
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))
 
 
 def delta_dictionaries(path: Path) -> None:
@@ -104,7 +99,7 @@ def write_batches(path: Path, tables: list[Any]) -> None:
 def test_files_that_are_read_right(tmp_path: Path, case: str) -> None:
     path = tmp_path / "t.arrow"
     RIGHT[case](path)
-    before = descriptors()
+    before = open_descriptors()
     stream = not path.read_bytes().startswith(b"ARROW1")
     with pa.OSFile(str(path)) as file:
         expected = (pa.ipc.open_stream if stream else pa.ipc.open_file)(file).read_all()
@@ -117,7 +112,7 @@ def test_files_that_are_read_right(tmp_path: Path, case: str) -> None:
             for first in range(0, t.rows, 7):
                 assert same(t[number].arrow(first, 1), column.slice(first, 1))
         assert ww.table.check(path).sound
-    assert descriptors() <= before
+    until_closed(before)
 
 
 def stream_bytes(path: Path) -> bytes:
@@ -168,11 +163,11 @@ def test_files_that_are_refused(tmp_path: Path, case: str) -> None:
     make, error, message = WRONG[case]
     path = tmp_path / "t.arrow"
     make(path)
-    before = descriptors()
+    before = open_descriptors()
     for opener in (ww.table.open, ww.table.check):
         with pytest.raises(error, match=message):
             opener(path)
-    assert descriptors() <= before
+    until_closed(before)
 
 
 def test_columns_that_kernels_do_not_take(tmp_path: Path) -> None:
@@ -257,7 +252,7 @@ def test_threads_use_one_table_side_by_side(tmp_path: Path) -> None:
     ww.table.append(tmp_path / "t.ww", rows)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
-    before = descriptors()
+    before = open_descriptors()
     try:
         for _ in range(3):
             with ww.table.open(tmp_path / "t.ww") as t:
@@ -271,13 +266,13 @@ def test_threads_use_one_table_side_by_side(tmp_path: Path) -> None:
                 run_threads(use, [(t, ready)] * 3)
     finally:
         sys.setswitchinterval(interval)
-    assert descriptors() <= before
+    until_closed(before)
 
 
 def test_a_table_that_is_closed_while_threads_use_it(tmp_path: Path) -> None:
     rows = pa.table({f"c{k}": pa.array(range(100)) for k in range(12)})
     ww.table.convert(rows, tmp_path / "t.ww").close()
-    before, wrong = descriptors(), []
+    before, wrong = open_descriptors(), []
     for round_ in range(10):
         t = ww.table.open(tmp_path / "t.ww")
         ready = threading.Barrier(3)
@@ -302,7 +297,7 @@ def test_a_table_that_is_closed_while_threads_use_it(tmp_path: Path) -> None:
             thread.join()
     del t, use, threads
     assert not wrong
-    assert descriptors() <= before
+    until_closed(before)
 
 
 @pytest.mark.slow
