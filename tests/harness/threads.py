@@ -1,4 +1,7 @@
-"""`run_threads`: call a function in several threads at the same time. `until_blocked`: wait until a thread waits."""
+"""Calls in several threads at the same time, and calls as soon as a thread waits.
+
+`run_threads`, `until_blocked`, `when_blocked`.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +42,15 @@ def run_threads(work: Callable[..., object], arguments: Iterable[Sequence[Any]])
         raise failures[0]
 
 
-def until_blocked(thread: threading.Thread) -> None:
-    """Wait until a started thread of this process waits for an event: in Python, or in a function of a library.
+def until_blocked(thread: threading.Thread | int) -> None:
+    """Wait until a thread waits for an event, in Python or in a function of a library.
+
+    `thread` is a started thread of this process, or the id of a process, for its main thread.
 
     A thread that has no processor is not in the state S. A thread that waits for the GIL wakes up every 5 ms.
     """
-    status = Path(f"/proc/self/task/{thread.native_id}/status")
+    task = f"{thread}/task/{thread}" if isinstance(thread, int) else f"self/task/{thread.native_id}"
+    status = Path(f"/proc/{task}/status")
 
     def switches() -> str | None:
         lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines())
@@ -56,3 +62,16 @@ def until_blocked(thread: threading.Thread) -> None:
         return before is not None and before == switches()
 
     until(is_blocked)
+
+
+def when_blocked(act: Callable[[], object]) -> threading.Thread:
+    """Start a thread that calls `act` as soon as the calling thread waits, and return it."""
+    caller = threading.current_thread()
+
+    def run() -> None:
+        until_blocked(caller)
+        act()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.gate_file import gate_file, wait_for_file
 from tests.harness.threads import run_threads
 from tests.harness.until import HANG_SECONDS
 
@@ -119,28 +119,22 @@ def test_a_program_of_one_process_stays_in_it(path: Path) -> None:
 
 
 def test_a_forked_child_is_told_which_device_it_used(pool: Devices, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-
-    def wait_for_gate() -> None:
-        while not gate.exists():
-            time.sleep(0.01)
-
-    buffers = [device.zeros(3) for device in pool]
-    waiting = [device.call(wait_for_gate) for device in pool]
-    reading, writing = os.pipe()
-    if not (child := os.fork()):
-        devices_named = []
-        for use in (*(b.copy_to_host for b in buffers), *(w.get for w in waiting)):
-            try:
-                use()
-            except errors.ForkError as error:
-                devices_named.append(str(error).partition(" (")[0])
-        os.write(writing, repr((devices_named, found.joined())).encode())  # it is no part of the pool
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as report:
-        assert report.read() == repr((["device 0", "device 1"] * 2, False))
-    assert os.waitpid(child, 0)[1] == 0
-    gate.touch()
+    with gate_file(tmp_path) as gate:
+        buffers = [device.zeros(3) for device in pool]
+        waiting = [device.call(wait_for_file, str(gate)) for device in pool]
+        reading, writing = os.pipe()
+        if not (child := os.fork()):
+            devices_named = []
+            for use in (*(b.copy_to_host for b in buffers), *(w.get for w in waiting)):
+                try:
+                    use()
+                except errors.ForkError as error:
+                    devices_named.append(str(error).partition(" (")[0])
+            os.write(writing, repr((devices_named, found.joined())).encode())  # it is no part of the pool
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as report:
+            assert report.read() == repr((["device 0", "device 1"] * 2, False))
+        assert os.waitpid(child, 0)[1] == 0
     for result in waiting:
-        result.get(30)
+        result.get(HANG_SECONDS)

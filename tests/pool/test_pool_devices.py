@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.harness.gate_file import gate_file, wait_for_file
 from tests.harness.pool_programs import run
 from tests.harness.threads import run_threads
 from tests.harness.until import HANG_SECONDS, until
@@ -272,32 +272,26 @@ def nap(seconds: float) -> float:
     return seconds
 
 
-def wait_for_file(path: str) -> bool:
-    while not os.path.exists(path):
-        time.sleep(0.01)
-    return True
-
-
 def test_a_stream_that_waits_holds_up_no_other(devices: Devices, tmp_path: Path) -> None:
-    slow, gate = devices[0].stream(), tmp_path / "gate"
-    result = devices[0].call(wait_for_file, str(gate), stream=slow)
-    devices[0].zeros(3).copy_to_host()
-    assert not result.done
-    gate.touch()
+    slow = devices[0].stream()
+    with gate_file(tmp_path) as gate:
+        result = devices[0].call(wait_for_file, str(gate), stream=slow)
+        devices[0].zeros(3).copy_to_host()
+        assert not result.done
     assert result.get(HANG_SECONDS)
 
 
 def test_events_across_devices(devices: Devices, tmp_path: Path) -> None:
-    source, target, gate = devices[0].stream(), devices[1].stream(), tmp_path / "gate"
-    devices[0].call(wait_for_file, str(gate), stream=source)
-    x = devices[0].full(4, 1.0, stream=source)
-    event = source.record()
-    assert not event.done
-    target.wait(event)
-    assert not target.record().done
-    y = devices[1].empty(4, stream=target)
-    y.copy_from(x, target)
-    gate.touch()
+    source, target = devices[0].stream(), devices[1].stream()
+    with gate_file(tmp_path) as gate:
+        devices[0].call(wait_for_file, str(gate), stream=source)
+        x = devices[0].full(4, 1.0, stream=source)
+        event = source.record()
+        assert not event.done
+        target.wait(event)
+        assert not target.record().done
+        y = devices[1].empty(4, stream=target)
+        y.copy_from(x, target)
     assert y.copy_to_host(stream=target).tolist() == [1.0] * 4
     assert event.done
     event.synchronize(HANG_SECONDS)
@@ -323,11 +317,11 @@ def test_elapsed_time(devices: Devices) -> None:
 
 
 def test_a_wait_is_bounded(devices: Devices, tmp_path: Path) -> None:
-    devices[2].call(wait_for_file, str(tmp_path / "gate"))
-    with pytest.raises(errors.StallError, match=r"waited 0.1 s for a stream of device 2"):
-        devices[2].default_stream.synchronize(0.1)
-    (tmp_path / "gate").touch()
-    devices[2].synchronize(30)
+    with gate_file(tmp_path) as gate:
+        devices[2].call(wait_for_file, str(gate))
+        with pytest.raises(errors.StallError, match=r"waited 0.1 s for a stream of device 2"):
+            devices[2].default_stream.synchronize(0.1)
+    devices[2].synchronize(HANG_SECONDS)
 
 
 # -- functions, globals, many threads --------------------------------------------------------------------------------
@@ -461,11 +455,11 @@ def test_random_programs(devices: Devices, threads: int, programs: int) -> None:
 # -- ends ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_device_that_is_lost_leaves_the_others() -> None:
-    with Devices(targets=["cpu", "cpu", "cpu"]) as found:
+def test_a_device_that_is_lost_leaves_the_others(tmp_path: Path) -> None:
+    with Devices(targets=["cpu", "cpu", "cpu"]) as found, gate_file(tmp_path) as gate:
         x, y = found[0].zeros(100_000), found[1].zeros(100_000)
-        found.synchronize(30)
-        waiting = found[1].call(nap, 30.0)
+        found.synchronize(HANG_SECONDS)
+        waiting = found[1].call(wait_for_file, str(gate))
         found[0].default_stream.wait(found[1].default_stream.record())
         found._closing[1][1].close(0.1)  # closes the transport of device 1's agent
         with pytest.raises(errors.DeviceLostError, match="device 1"):

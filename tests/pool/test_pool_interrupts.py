@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.gate_file import gate_file, wait_for_file
 from tests.harness.pool_agents import pool_of
-from tests.harness.threads import run_threads
+from tests.harness.threads import run_threads, when_blocked
 from tests.harness.until import HANG_SECONDS
 
 from warpwell import errors
@@ -134,24 +135,18 @@ def test_threads_that_copy_between_the_same_devices(devices: Devices) -> None:
 
 @pytest.mark.parametrize("make", [np.zeros, pinned_empty])
 def test_an_array_is_left_alone_after_ctrl_c(devices: Devices, make: Any, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-
-    def wait_for_gate() -> None:
-        while not gate.exists():
-            time.sleep(0.01)
-
     device = devices[0]
     x, out = device.to_device(np.arange(100_000.0)), make(100_000)
     out[:] = 0
     x.copy_to_host(out)
     out[:] = -1
-    slow = device.call(wait_for_gate)
-    with pytest.raises(KeyboardInterrupt):
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-        x.copy_to_host(out)
-    gate.touch()
+    with gate_file(tmp_path) as gate:
+        slow = device.call(wait_for_file, str(gate))
+        with pytest.raises(KeyboardInterrupt):
+            when_blocked(lambda: os.kill(os.getpid(), signal.SIGINT))
+            x.copy_to_host(out)
     slow.get(HANG_SECONDS)
-    device.synchronize(30)
+    device.synchronize(HANG_SECONDS)
     assert (out == -1).all()
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.harness.gate_file import gate_file, wait_for_file
+from tests.harness.threads import when_blocked
 from tests.harness.until import HANG_SECONDS
 
 from lab.emulated_device import EmulatedDevice
@@ -224,19 +226,13 @@ def test_a_copy_that_one_side_cannot_do_is_told_by_the_leading_one() -> None:
 
 
 def test_ctrl_c_gives_a_copy_up(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-
-    def wait_for_gate() -> None:
-        while not gate.exists():
-            time.sleep(0.01)
-
     with Devices(targets=["cpu"]) as devices:
         x = devices[0].zeros(500_000)
         devices[0].synchronize(30)
-        devices[0].call(wait_for_gate)
-        with pytest.raises(KeyboardInterrupt):
-            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-            x.copy_to_host()
-        gate.touch()
+        with gate_file(tmp_path) as gate:
+            devices[0].call(wait_for_file, str(gate))
+            with pytest.raises(KeyboardInterrupt):
+                when_blocked(lambda: os.kill(os.getpid(), signal.SIGINT))
+                x.copy_to_host()
         devices[0].synchronize(SECONDS)
         assert not x.copy_to_host().any()

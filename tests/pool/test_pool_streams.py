@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import gc
-import os
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.harness.threads import until_blocked
+from tests.harness.gate_file import gate_file, wait_for_file
+from tests.harness.threads import when_blocked
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
@@ -25,12 +24,6 @@ def wrong(x):
     x[i] = x.no_such_thing
 
 
-def wait_for_file(path: str) -> bool:
-    while not os.path.exists(path):
-        time.sleep(0.01)
-    return True
-
-
 @pytest.fixture(scope="module")
 def devices() -> Iterator[Devices]:
     with Devices(targets=["cpu"]) as found:
@@ -38,13 +31,13 @@ def devices() -> Iterator[Devices]:
 
 
 def test_a_closed_stream_is_waited_for_by_its_device(devices: Devices, tmp_path: Path) -> None:
-    device, gate = devices[0], tmp_path / "gate"
-    with device.stream() as stream:
-        slow = device.call(wait_for_file, str(gate), stream=stream)
-        wrong[4, stream](device.zeros(4, stream=stream))
-        event = stream.record()
-    assert not slow.done
-    gate.touch()
+    device = devices[0]
+    with gate_file(tmp_path) as gate:
+        with device.stream() as stream:
+            slow = device.call(wait_for_file, str(gate), stream=stream)
+            wrong[4, stream](device.zeros(4, stream=stream))
+            event = stream.record()
+        assert not slow.done
     with pytest.raises(errors.RemoteError, match="launch of 'wrong'"):
         device.synchronize(30)
     assert slow.done and event.done
@@ -102,20 +95,15 @@ def codes(devices: Devices) -> int:
 
 
 def test_calls_are_counted_with_bytes_and_waits(devices: Devices, tmp_path: Path) -> None:
-    device, gate = devices[0], tmp_path / "gate"
+    device = devices[0]
     before = device.trace()
     x = device.to_device(np.zeros(1_000_000))
     x.copy_to_host()
-    main_thread = threading.current_thread()
-
-    def end_later() -> None:
-        until_blocked(main_thread)
-        time.sleep(0.1)
-        gate.touch()
-
-    device.call(wait_for_file, str(gate))
-    threading.Thread(target=end_later).start()
-    device.synchronize(HANG_SECONDS)
+    with gate_file(tmp_path) as gate:
+        device.call(wait_for_file, str(gate))
+        thread = when_blocked(lambda: (time.sleep(0.1), gate.touch()))
+        device.synchronize(HANG_SECONDS)
+        thread.join(HANG_SECONDS)
     after = device.trace()
 
     def more(name: str) -> tuple[float, ...]:
