@@ -10,6 +10,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from tests.harness.threads import until_blocked
 from tests.harness.until import HANG_SECONDS, until
 
 from lab.campaigns.marked import MARK, command_of, marked, seconds_until_none_is_left, state_of
@@ -22,10 +23,12 @@ __all__ = ["start"]
 def test_interrupts_end_cells_and_nothing_else(start: Start, tmp_path: Path) -> None:
     command = ("--notebook", "--agents", "2", "-m", "kernel_like", "-f", "a file.json")
     run = start(*command, folder=PROGRAMS, environ={"TEST_INTERRUPTED_AFTER": str(tmp_path / "interrupted")})
-    assert run.line("up")[1:] == ["-f", "a", "file.json"]
+    program, *arguments = run.line("up")
+    assert arguments == ["-f", "a", "file.json"]
     for number in range(4):  # more interrupts than end a program that is not a kernel
         assert run.line("cell") == [str(number)]
-        time.sleep(0.2)
+        if number != 1:  # cell 1 does not wait
+            until_blocked(int(program))
         run.process.send_signal(signal.SIGINT)
         assert run.line("was") == ["interrupted"]
     assert run.line("cell") == ["4"]
@@ -107,7 +110,7 @@ def test_a_kernel_of_jupyter(tmp_path: Path, mode: str) -> None:
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"needs {module}")
     mark = uuid.uuid4().hex
-    environ = {**os.environ, "JUPYTER_DATA_DIR": str(tmp_path), "PYTHONPATH": str(SOURCES), MARK: mark}
+    environ = {**os.environ, "JUPYTER_DATA_DIR": str(tmp_path), "PYTHONPATH": f"{SOURCES}:{SOURCES.parent}", MARK: mark}
     del environ["PYTEST_CURRENT_TEST"]  # with this variable, ipykernel does not read its descriptors
     command = [sys.executable, "-m", "warpwell", "pool", "notebook", "--agents", "2", "--share-gpu"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=HANG_SECONDS, env=environ)
@@ -118,6 +121,6 @@ def test_a_kernel_of_jupyter(tmp_path: Path, mode: str) -> None:
         cwd=tmp_path,
         text=True,
         capture_output=True,
-        timeout=HANG_SECONDS,
+        timeout=2 * HANG_SECONDS,  # of two kernels and a dozen cells
     )
     assert done.stdout.endswith("all is well\n"), done.stderr

@@ -4,6 +4,7 @@ import os
 import sys
 
 from jupyter_client.manager import start_new_kernel
+from tests.harness.threads import until_blocked
 
 WAIT_FOR_FILE = """
 def wait_for_file(path):
@@ -21,6 +22,7 @@ def execute(text, interrupt=False):
     def receive(message):
         messages.append(message)
         if "begun" in message["content"].get("text", ""):
+            until_blocked(process)
             kernel.interrupt_kernel()
 
     if interrupt:
@@ -35,6 +37,7 @@ def check(found, expected):
 
 
 try:
+    process = int(execute("import os; print(os.getpid())")[1])
     check(execute("import time, warpwell as ww; d = ww.devices(); print(len(d))"), (None, "2\n"))
     check(execute(WAIT_FOR_FILE)[0], None)
     for number in range(2):
