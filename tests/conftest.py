@@ -20,6 +20,7 @@ import pytest
 from hypothesis import settings
 from tests import cost
 from tests.harness.examples import examples
+from tests.harness.until import HANG_SECONDS
 
 if not hasattr(np, "row_stack"):  # numba-cuda 0.30 touches it at the first compile; NumPy 2.5 lacks it
     np.row_stack = np.vstack  # noqa: NPY201 - the old name is the point
@@ -42,6 +43,8 @@ for name in [name for name in os.environ if name.startswith("WARPWELL_") and nam
     del os.environ[name]
 # Programs that tests start must not warn that a compilation takes long; they may log errors.
 os.environ["WARPWELL_LOG_LEVEL"] = "ERROR"
+# A process of a pool may be silent for seconds because it gets no core: on a busy machine, it is not lost.
+os.environ["WARPWELL_POOL_TIMEOUT"] = f"{HANG_SECONDS:g}"
 
 # The clock of timeouts can be advanced (tests/harness/clock.py), also in programs that a test starts. It is
 # eleven days ahead from the start, so that code that mixes it with the clock of the system fails in every test.

@@ -128,7 +128,8 @@ def start() -> Iterator[Start]:
         stdin: int = subprocess.DEVNULL,
         folder: Path | None = None,
     ) -> Run:
-        runs.append(Run(["run", *arguments], temporary, environ or {}, stdin, folder))
+        options = ["--start-timeout", f"{HANG_SECONDS:g}"]  # `arguments` may have another one, which counts
+        runs.append(Run(["run", *options, *arguments], temporary, environ or {}, stdin, folder))
         return runs[-1]
 
     yield begin

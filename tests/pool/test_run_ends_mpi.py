@@ -176,7 +176,7 @@ def test_a_killed_launcher_takes_stopped_processes_along(start: Start) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_an_application_goes_on_without_an_agent(start: Start, how: signal.Signals) -> None:
-    run = start("--agents", "3", str(PROGRAMS / "losing.py"))
+    run = start("--agents", "3", str(PROGRAMS / "losing.py"), environ={"WARPWELL_POOL_TIMEOUT": "3"})
     agents = list(map(int, run.line("up")))
     os.kill(agents[1], how)
     assert run.line("lost")[1:] == ["1", "6.0,6.0"]
@@ -204,7 +204,8 @@ def test_an_agent_that_exits_is_told_of_at_once(start: Start) -> None:
     ],
 )
 def test_devices_that_are_lost_in_the_middle(start: Start, moment: str, seed: str, hows: list[str]) -> None:
-    run = start("--agents", "3", "-m", "lab.campaigns.pool_losing", moment, seed)
+    program = ("-m", "lab.campaigns.pool_losing", moment, seed)
+    run = start("--agents", "3", *program, environ={"WARPWELL_POOL_TIMEOUT": "3"})
     assert run.end() == 0, run.errors
     assert [each["how"] for each in json.loads(run.output)] == hows
     run.nothing_is_left()

@@ -16,11 +16,11 @@ from warpwell.cli.pool import run_options
 from warpwell.pool.launch.reservation import users
 
 from .runs import SOURCES, Run, Start, start
-from .test_run_waits_mpi import PATIENT, environ, press_enter
+from .test_run_waits_mpi import environ, press_enter
 
 __all__ = ["environ", "start"]
 
-USE = (*PATIENT, "--allocate", "use")
+USE = ("--allocate", "use")
 COMES_AND_GOES = """
 import numpy as np, warpwell as ww
 devices = ww.devices()

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.harness.until import HANG_SECONDS, until
+from tests.harness.until import until
 
 from lab.driver import build
 from warpwell.pool.launch.reservation import FOLDER, users
@@ -17,7 +17,6 @@ from .runs import SOURCES, Run, Start, start
 
 __all__ = ["start"]
 
-PATIENT = ("--start-timeout", f"{HANG_SECONDS:g}")
 GPU = """
 import sys
 if sys.argv[:1] == ["-m"]:
@@ -59,7 +58,7 @@ def press_enter(run: Run) -> None:
 
 
 def test_jobs_wait_for_a_gpu_in_the_order_of_their_start(start: Start, environ: dict[str, str], tmp_path: Path) -> None:
-    first = start(*PATIENT, "-c", PROGRAM, "hold", environ=environ, stdin=subprocess.PIPE)
+    first = start("-c", PROGRAM, "hold", environ=environ, stdin=subprocess.PIPE)
     assert first.line("context") == ["0"]
     assert "process" in users(["GPU-0"])["GPU-0"]
     refused = start("-c", PROGRAM, environ=environ)
@@ -68,7 +67,7 @@ def test_jobs_wait_for_a_gpu_in_the_order_of_their_start(start: Start, environ: 
     assert too_many.end() == 2 and "2 agents on this host, which has 1 GPU: start fewer" in too_many.errors
     waiting = []
     for position in (1, 2):
-        waiting.append(start(*PATIENT, "--wait", "600", "-c", PROGRAM, "hold", environ=environ, stdin=subprocess.PIPE))
+        waiting.append(start("--wait", "600", "-c", PROGRAM, "hold", environ=environ, stdin=subprocess.PIPE))
         until(lambda count=position: len(list((tmp_path / "locks" / "queue").iterdir())) == count)
     second, third = waiting
     first.process.send_signal(signal.SIGKILL)
@@ -90,7 +89,7 @@ def test_jobs_wait_for_a_gpu_in_the_order_of_their_start(start: Start, environ: 
 def test_a_gpu_is_claimed_at_its_first_context_and_released_with_its_last(
     start: Start, environ: dict[str, str], tmp_path: Path
 ) -> None:
-    use = (*PATIENT, "--allocate", "use", "-c", PROGRAM)
+    use = ("--allocate", "use", "-c", PROGRAM)
     first = start(*use, "hold", environ=environ, stdin=subprocess.PIPE)
     assert first.line("context") == ["0"]
     refused = start(*use, environ=environ)
@@ -131,7 +130,7 @@ def test_a_wait_outside_a_slurm_job_is_one_for_an_allocation(
 ) -> None:
     options = ("--wait", "90.5", "--target", "cpu", "--slurm=--partition=gpu")
     text = "import os, warpwell as ww; print('devices', len(ww.devices()), os.environ['SLURM_JOB_ID'])"
-    run = start(*PATIENT, *options, "-c", text, environ=slurm)
+    run = start(*options, "-c", text, environ=slurm)
     assert run.end() == 0, run.errors
     assert run.output == "devices 2 5\n"
     assert "--ntasks=1 --immediate=91 --kill-command=TERM --partition=gpu" in (tmp_path / "asked").read_text()
@@ -158,7 +157,7 @@ print("runs", flush=True)
 while True:
     time.sleep(0.01)
 """
-    run = start(*PATIENT, "--wait", "90", "--target", "cpu", "-c", text, environ=slurm)
+    run = start("--wait", "90", "--target", "cpu", "-c", text, environ=slurm)
     assert run.line("runs") == []
     (holder,) = run.find("json.dumps(dict(os.environ))")
     os.kill(holder, signal.SIGTERM)

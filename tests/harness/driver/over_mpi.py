@@ -21,6 +21,7 @@ import uuid
 from pathlib import Path
 
 from tests.harness.driver.natives import QUICK, TIGHT, Changes, edit, merged
+from tests.harness.until import HANG_SECONDS
 
 from lab.campaigns.marked import MARK, marked
 from lab.driver import build
@@ -60,7 +61,7 @@ def emulated(folder: Path, fake: Path) -> dict[str, str]:
         "WARPWELL_CUDA_DRIVER": str(fake),
         "FAKE_DEVICES": "4",
         "PRTE_MCA_plm_ssh_agent": str(shell),
-        "WARPWELL_POOL_TIMEOUT": "30",
+        "WARPWELL_POOL_TIMEOUT": f"{HANG_SECONDS:g}",
     }
 
 
@@ -103,7 +104,9 @@ def programs(
             "PYTHONPATH": f"{sources}:{ROOT}",
         }
         seeds = ["--seeds", f"{first}:{end}", "--devices", str(devices), *more]
-        command = ["-m", "warpwell", "run", *HOSTS, "-c", PROGRAM.format(ORDINALS[: 2 * devices - 1]), *seeds]
+        program = PROGRAM.format(ORDINALS[: 2 * devices - 1])
+        options = ["--start-timeout", f"{HANG_SECONDS:g}", *HOSTS]
+        command = ["-m", "warpwell", "run", *options, "-c", program, *seeds]
         out = subprocess.PIPE
         line = [sys.executable, *command]
         with subprocess.Popen(line, env=environ, stdout=out, stderr=subprocess.STDOUT, text=True) as job:
