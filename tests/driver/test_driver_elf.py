@@ -18,6 +18,9 @@ KERNELS = '__attribute__((section(".nvFatBinSegment"))) int fatbin[4] = {1};\n'
 DYNAMIC = (
     KERNELS + "void **__cudaRegisterFatBinary(void *); void *handle(void) { return __cudaRegisterFatBinary(fatbin); }\n"
 )
+HOST_ONLY = (  # as nvcc links a program without kernels
+    KERNELS + "void __cudaUnregisterFatBinary(void *); void end(void) { __cudaUnregisterFatBinary(fatbin); }\n"
+)
 STATIC = KERNELS + "void *__cudaRegisterFatBinary(void *code) { return code; }\n"
 MAIN = "int main(void) { return 0; }\n"
 HOST = os.uname().machine
@@ -48,6 +51,12 @@ def test_a_program_with_the_shared_runtime_is_accepted(tmp_path: Path) -> None:
     stripped = build(tmp_path, "stripped", DYNAMIC + MAIN, runtime, "-s")
     assert elf.examine_program(stripped) == (None, [])
     assert elf.uses_cuda(program) and elf.uses_cuda(stripped)
+
+
+@pytest.mark.parametrize("flags", [(), ("-s",)])
+def test_a_program_of_nvcc_without_kernels_is_accepted(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    runtime = build(tmp_path, "libcudart.so.13", "void __cudaUnregisterFatBinary(void *code) { (void)code; }")
+    assert elf.examine_program(build(tmp_path, "prog", HOST_ONLY + MAIN, runtime, *flags)) == (None, [])
 
 
 @pytest.mark.parametrize("flags", [(), ("-s",), ("-static",)])

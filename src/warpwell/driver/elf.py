@@ -22,6 +22,8 @@ _STATIC_RUNTIME = re.compile(
     r"lib(cublas|cudnn|cufft|cupti|curand|cusolver|cusparse|cutensor|nccl|npp|nvjpeg)\w*\.so(\.|$)", re.IGNORECASE
 )
 """NVIDIA's libraries that contain its CUDA runtime."""
+_REGISTRATION = {"__cudaRegisterFatBinary", "__cudaUnregisterFatBinary"}
+"""Functions of the runtime. nvcc puts the second and a kernel section without kernels into programs of C++ alone."""
 _SYSTEM_FOLDERS = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
 _SHT_DYNAMIC, _SHT_DYNSYM = 6, 11
 _DT_NEEDED, _DT_RPATH, _DT_RUNPATH = 1, 15, 29
@@ -86,7 +88,7 @@ def _parse(data: mmap.mmap, origin: str) -> Elf:
         elif section_type == _SHT_DYNSYM:
             symbols = struct.iter_unpack("<IBBHQQ", data[start : start + nbytes // 24 * 24])
             undefined = (text(link, name) for name, _, _, section, *_ in symbols if section == 0)
-            is_dynamic = "__cudaRegisterFatBinary" in undefined
+            is_dynamic = not _REGISTRATION.isdisjoint(undefined)
     has_kernels = any(text(names, section[0]) == ".nvFatBinSegment" for section in sections)
     rpath, runpath = (
         [re.sub(r"\$ORIGIN|\$\{ORIGIN\}", origin, folder) for folders in tags[tag] for folder in folders.split(":")]
