@@ -156,6 +156,7 @@ def test_a_higher_priority_comes_at_the_end_of_the_call_that_runs(world: World) 
     assert urgent.first_use is not None
     assert urgent.first_use - began <= 2e-3 + 4 * TICK
     assert "priority" in world.rules("preempt")
+    assert set(world.rules("hold")) == {"fair share"}  # the levels differ, so no time slice holds the training
 
 
 def test_an_equal_waits_for_the_end_of_the_time_slice(world: World) -> None:
@@ -216,6 +217,14 @@ def test_status_shows_limits_and_the_level_that_decides(
     assert main(["share", "status"]) == 0
     shown = capsys.readouterr().out
     assert "ceiling" in shown and all(cell in shown for cell in ("high", "9", "idle", "0.000"))
+
+
+def test_status_without_programs_names_the_command_that_starts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WARPWELL_TURNS", str(tmp_path))
+    assert main(["share", "status"]) == 0
+    assert capsys.readouterr().out == "No program shares a GPU: start one with `warpwell share PROGRAM`.\n"
 
 
 def test_a_limit_of_an_unknown_tenant_is_set_with_a_note(world: World, capsys: pytest.CaptureFixture[str]) -> None:

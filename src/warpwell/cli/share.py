@@ -113,7 +113,10 @@ def _status(argv: list[str]) -> int:
         return 0
     heads = ("device", "process", "tenant", "priority", "level", "state", "for, s", "busy periods", "used, s")
     cells = "{device} {process} {tenant} {priority} {level} {state} {seconds:.3f} {launches:,} {used:.3f}".split()
-    output.table("programs that share GPUs", heads, [[cell.format(**row) for cell in cells] for row in rows])
+    if rows:
+        output.table("programs that share GPUs", heads, [[cell.format(**row) for cell in cells] for row in rows])
+    else:
+        print("No program shares a GPU: start one with `warpwell share PROGRAM`.")
     if limits:
         output.result("limits", limits)
     return 0

@@ -64,7 +64,8 @@ class Programs(Policy):
         if victim.task.launch.is_lease and min(resident, waited) >= victim.task.launch.hold:
             return [Preempt(victim, "drain", best, {"rule": "hold time", **why})]
         if resident < TIME_SLICE_SECONDS:
-            return [Hold(best, {"rule": "time slice", **why}, again=TIME_SLICE_SECONDS - resident)]
+            rule = "time slice" if level == victim_level else "fair share"
+            return [Hold(best, {"rule": rule, **why}, again=TIME_SLICE_SECONDS - resident)]
         if level == victim_level and _use(view, best) <= _use(view, victim):
             return [Preempt(victim, "drain", best, {"rule": "time slice", **why})]
         return [Hold(best, {"rule": "fair share", **why}, again=TIME_SLICE_SECONDS)]

@@ -178,7 +178,7 @@ class Log:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except FileNotFoundError:
-            message = f"{path} does not exist: write a log with the option --log of another command"
+            message = f"{path} does not exist: `warpwell share` writes a log, and so does the option --log of a command"
             raise errors.MissingFileError(message, path=path) from None
         except UnicodeDecodeError:
             raise errors.FormatError(f"{path} is not a log: it is not text", path=path) from None
