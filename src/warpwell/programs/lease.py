@@ -164,6 +164,9 @@ def turn(
 
     One process for each device, the arbiter, decides which program is next. The first turn starts the arbiter.
 
+    A turn in a signal handler is a part of the turn that the signal interrupts. While that turn is waiting or ending,
+    the handler's turn waits, too.
+
     Parameters
     ----------
     tenant : str
