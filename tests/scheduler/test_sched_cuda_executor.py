@@ -82,7 +82,7 @@ class TestCudaExecutorWithoutGpu(ExecutorConformance):
         job = Job(task, Request("endless", [task]), 0.0)
         executor.launch(job, Placement())
         watchdog = Watchdog(0.3)
-        while not watchdog.look([job], executor):
+        while not watchdog.check([job], executor):
             executor.wait(executor.now() + 0.05)
             assert executor.poll() == []
         x[0] = 1

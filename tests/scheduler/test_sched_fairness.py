@@ -14,7 +14,7 @@ from warpwell.scheduler.admission import Admission
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.executors.cuda_run import CudaRun
 from warpwell.scheduler.extend import Capacity, Job, Kind, Request, Task
-from warpwell.scheduler.policies.sharing import rest_of
+from warpwell.scheduler.policies.sharing import remaining_seconds
 from warpwell.scheduler.task import Placement, State
 from warpwell.scheduler.tenants import Tenant, Tenants
 
@@ -107,9 +107,9 @@ def test_a_time_that_was_said_is_believed_until_it_is_over() -> None:
     job = Job(made, Request("r", [made]), 0.0, state=State.RUNNING, placement=Placement())
     for now, done, expected in ((0.5, 0, 1.0), (1.0, 0, 1.0), (3.0, 0, 3.0), (3.0, 25, 9.0), (0.5, 75, 0.25)):
         job.done = done
-        assert rest_of(job, now) == pytest.approx(expected)
+        assert remaining_seconds(job, now) == pytest.approx(expected)
     job.done, job.ran, job.placement = 50, 4.0, None  # a preempted job does not age while it waits
-    assert rest_of(job, 9.0) == pytest.approx(4.0)
+    assert remaining_seconds(job, 9.0) == pytest.approx(4.0)
 
 
 class Cut:

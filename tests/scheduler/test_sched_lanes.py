@@ -236,11 +236,11 @@ def test_shares_follow_the_rates() -> None:
         chosen.append(share)
         memory.done = compute.done = 0
         live.begin(memory, compute, now)
-        live.look([memory, compute], now + 1e-3)
+        live.update([memory, compute], now + 1e-3)
         now += 8e-3
         for job, rate in zip((memory, compute), rates[share], strict=True):
             job.done = int(0.8 * rate * job.task.blocks)
-        live.look([], now)
+        live.update([], now)
     assert chosen == [0.5, 0.75, 0.75, 0.75, 0.75]
     assert live.sum(compute, memory) == 1.7
     assert live.poor(memory, compute, 1.75, now, 1.0) and not live.poor(memory, compute, 1.69, now, 1.0)
@@ -261,7 +261,7 @@ def test_windows_of_a_pair_that_are_too_short_count_together() -> None:
         live.begin(memory, compute, now)
         now += 0.8 * seconds
         memory.done = compute.done = int(0.5 * 0.8 * 2112)  # less than a wave
-        live.look([], now)
+        live.update([], now)
     assert live.sum(memory, compute) == 1.0
 
 
@@ -274,7 +274,7 @@ def test_a_short_window_that_begins_with_a_launch_says_nothing() -> None:
         live.choose(memory, compute, even)
         live.begin(memory, compute, 0.0, min_seconds)
         memory.done = compute.done = memory.task.blocks
-        live.look([], 2.5e-3)
+        live.update([], 2.5e-3)
         rates = live.rates(memory, compute)
         assert (rates is None) if found is None else sum(rates) == pytest.approx(found)
 

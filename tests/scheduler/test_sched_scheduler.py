@@ -735,7 +735,7 @@ def test_a_task_is_stuck_when_a_block_runs_and_none_begins_or_ends():
 
     def stuck_at(seconds, done, begun_blocks):
         executor.time, executor.done, executor.begun_blocks = seconds, done, begun_blocks
-        return watchdog.look([job], executor) == [job]
+        return watchdog.check([job], executor) == [job]
 
     assert not stuck_at(0.0, 0, 0)
     assert not stuck_at(99.0, 0, 0)  # it is compiled, or waits for a place
@@ -748,7 +748,7 @@ def test_a_task_is_stuck_when_a_block_runs_and_none_begins_or_ends():
     job.placement = Placement(plain=True)
     assert not stuck_at(200.0, 1, 3) and not stuck_at(300.0, 1, 3)
     job.placement, never = Placement(), Watchdog(None)
-    assert never.look([job], executor) == [] and never.due is None
+    assert never.check([job], executor) == [] and never.due is None
     job.done = 1
     assert "1 of 9" in str(watchdog.error(job))
 
@@ -760,7 +760,7 @@ def test_time_in_which_the_process_was_stopped_makes_no_task_stuck():
     vars(executor).update(done=0, begun_blocks=2)
     stuck_at = []
     for executor.time in (100.0, 101.0, 131.0, 132.0, 133.5, 135.0):
-        if watchdog.look([job], executor):
+        if watchdog.check([job], executor):
             stuck_at.append(executor.time)
     assert stuck_at == [135.0]
 
@@ -770,7 +770,7 @@ def test_a_watchdog_keeps_no_task_that_has_ended():
     job = Job(task, Request("r", [task]), 0.0, placement=Placement())
     watchdog, executor = Watchdog(4.0), Watched(threads=1)
     vars(executor).update(time=100.0, done=0, begun_blocks=2)
-    assert watchdog.look([job], executor) == []
+    assert watchdog.check([job], executor) == []
     ended = weakref.ref(task)
     del task, job
     assert ended() is None

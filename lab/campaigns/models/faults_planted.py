@@ -1152,7 +1152,7 @@ FAULTS = (
         "behind-the-oldest",
         "workers",
         "a queued kernel waits only for the first workers of its predecessor, not for later ones",
-        (Edit(_GPU, "CudaExecutor._launch_more", "reversed(self._behind(run))", "()"),),
+        (Edit(_GPU, "CudaExecutor._launch_more", "reversed(self._followers(run))", "()"),),
     ),
     Fault(
         "wait-before-launch",

@@ -445,10 +445,10 @@ class Lease:
 
     def _start_keeper(self) -> None:
         with contextlib.suppress(RuntimeError):  # the interpreter exits
-            threading.Thread(target=self._keep, name="warpwell-lease", daemon=True).start()
+            threading.Thread(target=self._run_keeper, name="warpwell-lease", daemon=True).start()
             self.has_keeper = True
 
-    def _keep(self) -> None:
+    def _run_keeper(self) -> None:
         """Release the device when another program is active and the thread is not in a turn (keeper thread)."""
         relax_captures()
         entries = 0

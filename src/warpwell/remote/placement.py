@@ -391,7 +391,7 @@ class Placements:
                 return handle.cancelled()
             following, member = chain.following(handle), chain.member if chain.is_sent else None
             if member is None:  # with the same lock, so that no thread sends them
-                settled = self._take(chain, following)
+                settled = self._detach(chain, following)
             else:
                 chain.cancelled.update(following)
         if member is None:
@@ -577,10 +577,10 @@ class Placements:
     ) -> None:
         """Complete tasks of a chain. After the last one, place the chains that wait for its arrays or for its place."""
         with self._lock:
-            settled = self._take(chain, handles)
+            settled = self._detach(chain, handles)
         self._complete(chain, *settled, error, cancelled)
 
-    def _take(self, chain: Chain, handles: Iterable[PoolHandle]) -> tuple[Sequence[PoolHandle], Sequence[Chain]]:
+    def _detach(self, chain: Chain, handles: Iterable[PoolHandle]) -> tuple[Sequence[PoolHandle], Sequence[Chain]]:
         """Remove tasks from a chain, with the lock; return those that it had, and the chains that may be placed."""
         settled = [h for h in list(handles) if h in chain.handles]
         for handle in settled:

@@ -244,7 +244,7 @@ class Core:
         for event in executor.poll():
             if arrivals and arrivals[0][0] <= event.time:
                 self._arrive_until(event.time)
-            self._happened(event)
+            self._record_outcome(event)
         now = executor.now()
         if arrivals and arrivals[0][0] <= now:
             self._arrive_until(now)
@@ -348,7 +348,7 @@ class Core:
                 job.arrival = max(job.arrival, time)
                 self._arrive(job)
 
-    def _happened(self, event: Ended | Stopped) -> None:
+    def _record_outcome(self, event: Ended | Stopped) -> None:
         """Record that a job has ended or stopped."""
         job, time, stopped = event.job, event.time, isinstance(event, Stopped)
         self.tenants.charge(self.running, time)
@@ -487,7 +487,7 @@ class Core:
                 elif isinstance(decision, Resize):
                     self._resize(decision, now)
                 else:
-                    self._hold(decision, now)
+                    self._log_hold(decision, now)
             if not (self._queue.count or self._due):
                 break
             if not again and not spare and admission.barred and len(self.running) < self.limit:
@@ -505,11 +505,11 @@ class Core:
         if job not in self._queue:
             if job in self._due and (job, decision.behind) in self._followers():
                 return self._launch_follower(decision, now)
-            raise self._wrong(f"launched {job.task.name!r}, which is {job.state.value}")
+            raise self._mistake(f"launched {job.task.name!r}, which is {job.state.value}")
         if decision.behind is not None or (placement.plain and len(self.running) >= self.limit):
             return self._launch_behind(decision, now)
         if len(self.running) >= self.limit:
-            raise self._wrong(f"launched {job.task.name!r} although {self.limit} run already")
+            raise self._mistake(f"launched {job.task.name!r} although {self.limit} run already")
         if not (self._queue.unrestricted or self.admission.allowed(job)):
             return False
         placement, why = _placed(decision)
@@ -552,7 +552,7 @@ class Core:
         """Add a job to the launch queue of the jobs whose data it uses."""
         job = decision.job
         if not decision.placement.plain:
-            raise self._wrong(f"launched {job.task.name!r}, which waits for data, without plain")
+            raise self._mistake(f"launched {job.task.name!r}, which waits for data, without plain")
         job.arrival = max(job.arrival, now)  # set before `allowed`, which keeps memory free for older jobs
         if not (self._queue.unrestricted or self.admission.allowed(job)):
             self.admission.pass_over(job)
@@ -592,12 +592,12 @@ class Core:
         if decision.behind is not None:
             heads = [decision.behind]
             if heads[0] not in self.running:
-                raise self._wrong(f"launched {name!r} behind {heads[0].task.name!r}, which is {heads[0].state.value}")
+                raise self._mistake(f"launched {name!r} behind {heads[0].task.name!r}, which is {heads[0].state.value}")
         else:
             heads = [head for head in self.running if _plain(head)]
             queued = sum(map(len, self._trains.values()))
             if not heads or not decision.placement.plain or queued >= self.policy.ahead:
-                raise self._wrong(f"launched {name!r} although {len(self.running)} run already")
+                raise self._mistake(f"launched {name!r} although {len(self.running)} run already")
         if not (self._queue.unrestricted or self.admission.allowed(job)):
             return False
         placement, why = _placed(decision)
@@ -619,14 +619,14 @@ class Core:
         """Preempt a job; return False if this must wait until the tenant of the arriving task is within its quota."""
         job = decision.job
         if job.state is not RUNNING:
-            raise self._wrong(f"preempted {job.task.name!r}, which is {job.state.value}")
+            raise self._mistake(f"preempted {job.task.name!r}, which is {job.state.value}")
         if not self.may_leave(job):
-            raise self._wrong(f"preempted {job.task.name!r}, which was launched plain")
+            raise self._mistake(f"preempted {job.task.name!r}, which was launched plain")
         newcomer = decision.newcomer
         if newcomer is not None and self.tenants.must_yield(newcomer.task.tenant, job.task.tenant):
             within = self.tenants.wake(now)
             again = None if within is None else within - now
-            self._hold(Hold(newcomer, {**decision.why, "rule": "over quota"}, again), now)
+            self._log_hold(Hold(newcomer, {**decision.why, "rule": "over quota"}, again), now)
             return False
         for following in [*self._trains.get(job, ())][::-1]:
             if following.state is RUNNING:  # the queued job must not begin in the place of `job`
@@ -653,7 +653,7 @@ class Core:
         if placement.workers == workers and not younger:
             return
         if job.train is not None:
-            raise self._wrong(f"resized {job.task.name!r}, which has not started")
+            raise self._mistake(f"resized {job.task.name!r}, which has not started")
         job.alone = False
         job.placement = replace(placement, workers=workers)
         self._launches += 1
@@ -664,7 +664,7 @@ class Core:
             why["younger"] = True
         self._write("resize", job, now, {**why, **_failure_of(self.executor.resize, job, workers, younger)})
 
-    def _hold(self, decision: Hold, now: float) -> None:
+    def _log_hold(self, decision: Hold, now: float) -> None:
         """Log a preemption that was considered and declined, once for the same arriving task and running kernels."""
         if decision.again is not None:
             self._look_again = now + decision.again
@@ -686,7 +686,7 @@ class Core:
             for event in unwritten:
                 self.log.add(event)
 
-    def _wrong(self, mistake: str) -> errors.SchedulerError:
+    def _mistake(self, mistake: str) -> errors.SchedulerError:
         return errors.SchedulerError(f"policy {self.policy.name!r} {mistake}: correct the policy")
 
 

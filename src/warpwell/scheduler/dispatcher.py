@@ -72,7 +72,7 @@ class Watchdog:
         # Weak keys: after the last task no check follows, and its arguments must not stay alive.
         self._progress: weakref.WeakKeyDictionary[Job, tuple[tuple[int, int], float]] = weakref.WeakKeyDictionary()
 
-    def look(self, running: Iterable[Job], executor: Executor) -> list[Job]:
+    def check(self, running: Iterable[Job], executor: Executor) -> list[Job]:
         """Return the stuck tasks, each once; an empty list before `due`."""
         now = executor.now()
         if self.seconds is None or self.due is None or now < self.due:
@@ -132,7 +132,7 @@ class Dispatcher:
         self._closing = False
         self._closed = False
         self._refuses = False
-        self._again = False
+        self._steps_again = False
         self._give_up: float | None = None
         self._idle_since: float | None = None
         self._failure: BaseException | None = None
@@ -159,7 +159,7 @@ class Dispatcher:
         """
         self.require_process()
         if threading.current_thread() is self._thread:
-            self._again = True
+            self._steps_again = True
             return function()
         reply: Reply = queue.SimpleQueue()
         with self._gate:
@@ -293,19 +293,19 @@ class Dispatcher:
         core, executor = self.core, self.core.executor
         lingers = False
         while True:
-            self._again = False
+            self._steps_again = False
             self._execute_calls()
             times = [core.step()]
             self._settle()
             if core.running:
-                for job in self._watchdog.look(core.running, executor):
+                for job in self._watchdog.check(core.running, executor):
                     self._abandon(job, self._watchdog.error(job))
                 times.append(self._watchdog.due)
             if self._closing:
                 if not (core.busy or core.blocked):
                     return
                 times.append(self._expire_tasks(times[0]))
-            if self._again or not self._calls.empty():
+            if self._steps_again or not self._calls.empty():
                 continue
             due = min((t for t in times if t is not None), default=None)
             if core.running or due is not None:
@@ -349,8 +349,8 @@ class Dispatcher:
         ended, core.ended = core.ended or [], []
         for job in ended:
             # the executor of a lost task raises in `poll`
-            self._again |= isinstance(job.error, errors.TaskLostError)
-            _settle_one(job, job.error, cancelled=job.state is State.CANCELLED)
+            self._steps_again |= isinstance(job.error, errors.TaskLostError)
+            _complete_future(job, job.error, cancelled=job.state is State.CANCELLED)
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
@@ -431,7 +431,7 @@ class Dispatcher:
     def _expire_tasks(self, due: float | None) -> float | None:
         """While closing: fail tasks that will never run, and abandon tasks that do not leave in time."""
         core, now = self.core, self.core.executor.now()
-        if core.running or self._again or not core.busy or (due is not None and core.admission.barred):
+        if core.running or self._steps_again or not core.busy or (due is not None and core.admission.barred):
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
@@ -443,8 +443,8 @@ class Dispatcher:
                     task=job.task.name,
                 )
                 core.cancel(job)
-                _settle_one(job, error)
-            self._again = True
+                _complete_future(job, error)
+            self._steps_again = True
             return None
         if self._give_up is not None and now >= self._give_up:
             for job in list(core.running):
@@ -462,9 +462,9 @@ class Dispatcher:
         try:
             self.core.executor.abandon(job, error)
         except errors.TaskLostError:
-            _settle_one(job, error)
+            _complete_future(job, error)
             raise
-        self._again = True
+        self._steps_again = True
 
     def _fail_all(self, failure: BaseException | None) -> None:
         """Fail every unfinished task before the thread exits, so that no thread waits for it."""
@@ -496,7 +496,7 @@ class Dispatcher:
         return error
 
 
-def _settle_one(job: Job, error: BaseException | None, cancelled: bool = False) -> None:
+def _complete_future(job: Job, error: BaseException | None, cancelled: bool = False) -> None:
     """Complete the future of a job, unless it is complete."""
     handle, job.handle = job.handle, None
     if handle is not None:

@@ -245,7 +245,7 @@ class CpuExecutor(Engine[CpuRun]):
         # The time of an unmodified kernel may include its compilation for other types.
         if run.phase is Phase.RUNNING and run.error is None and (run.has_workers or isinstance(run.blocks, Enqueued)):
             run.seconds = clock.monotonic() - run.since
-        self._left(run, self.now())
+        self._finish_or_continue(run, self.now())
 
     def _set_stop(self, run: CpuRun) -> None:
         if run.fields is not None:
@@ -289,7 +289,7 @@ class CpuExecutor(Engine[CpuRun]):
 
 
 def _needs_compiler(task: Task) -> bool:
-    """Return True if the unmodified kernel of a task, which is neither a function nor a batch, is not compiled."""
+    """Return True if the unmodified kernel of a task is not compiled; False for functions and batches."""
     is_kernel = not isinstance(task.launch, Call | Batch)
     return is_kernel and ("cpu", len(task.arguments)) not in task.launch.kernel.compiled
 

@@ -245,7 +245,7 @@ class CudaExecutor(Engine[CudaRun]):
                         for word in (BEGUN, LEFT):
                             self._gpu.set_word(run.control + 8 * word, NEVER)
                 if not run.rows:
-                    self._left(run, max(min_time, ended - began))
+                    self._finish_or_continue(run, max(min_time, ended - began))
             if queue.empty:
                 self._busy.remove(queue)
                 self._queues.put(queue)
@@ -258,7 +258,7 @@ class CudaExecutor(Engine[CudaRun]):
             if run.gave and not run.pending_waits:
                 self._records.put(run.gave)
 
-    def _left(self, run: CudaRun, time: float) -> None:
+    def _finish_or_continue(self, run: CudaRun, time: float) -> None:
         """Continue or finish a run that has no launches left."""
         if run.after is not None and run.after.runs:
             return  # this run is reported after that run
@@ -275,14 +275,14 @@ class CudaExecutor(Engine[CudaRun]):
         if run.error is None and run.count and run.floor == run.top:  # all workers had to leave
             run.exited = run.top
             run.done = min(int(self._gpu.read_words(run.control + 8 * CURSOR, 1)[0]), blocks.blocks)
-        super()._left(run, time)
+        super()._finish_or_continue(run, time)
         self._report_ended(then, time)
 
     def _report_ended(self, runs: Sequence[CudaRun], time: float) -> None:
         """Report the runs that have no launches left, and that ended before a run that must be reported first."""
         for run in runs:
             if run.runs and not run.rows:
-                self._left(run, time)
+                self._finish_or_continue(run, time)
 
     def wait(self, until: float | None) -> None:
         """See `Executor`. Ends wake it."""
@@ -371,13 +371,13 @@ class CudaExecutor(Engine[CudaRun]):
         if run.is_batch:
             self._withdraw_batch(run)
             if not run.rows:
-                self._left(run, self._time())
+                self._finish_or_continue(run, self._time())
         elif run.behind and self._withdraw(run) and not run.rows:
             run.queue = None
             time = self._time()
             if 0 < run.count < run.top - run.exited and self.claimed(run.job) > run.done:  # from an earlier launch
                 run.phase = Phase.STOPPING
-                self._left(run, time)
+                self._finish_or_continue(run, time)
             else:
                 run.phase, run.exited = Phase.STOPPED, run.top
                 then = run.leaves_order()
@@ -542,7 +542,7 @@ class CudaExecutor(Engine[CudaRun]):
         row, queue = self._workers_row(run), run.queue
         # In the same queue they start in order. In another queue they wait until the old workers have left.
         same = row is not None and queue is not None and (run.rows == 1 or run.is_queued)
-        same = same and queue.room > MIN_FREE_ROWS + len(self._behind(run))
+        same = same and queue.room > MIN_FREE_ROWS + len(self._followers(run))
         if not same:
             queue = self._next_queue(run)
         if queue is not None:
@@ -564,7 +564,7 @@ class CudaExecutor(Engine[CudaRun]):
         own = queue is not run.queue
         again: list[CudaRun] = []
         watched: list[CudaRun] = []
-        for follower in reversed(self._behind(run)):  # the last follower first, so that no follower overtakes another
+        for follower in reversed(self._followers(run)):  # the last first, so that no follower overtakes another
             if self._withdraw(follower) or follower.count:
                 again.append(follower)
             if follower.count and follower.rows:
@@ -590,7 +590,7 @@ class CudaExecutor(Engine[CudaRun]):
             workers = bool(follower.count)
             self._push(follower, queue, self._workers_row(follower) if workers else follower.row, workers)
 
-    def _behind(self, run: CudaRun) -> list[CudaRun]:
+    def _followers(self, run: CudaRun) -> list[CudaRun]:
         """Return the runs that are queued after a run in its queue, in order."""
         if run.queue is None:
             return []
@@ -604,7 +604,7 @@ class CudaExecutor(Engine[CudaRun]):
     def _is_followed(self, run: CudaRun) -> bool:
         """Return True if an unmodified kernel is queued after a run and cannot be withdrawn."""
         return any(
-            not follower.count and not follower.queue.withdrawable(follower.ticket) for follower in self._behind(run)
+            not follower.count and not follower.queue.withdrawable(follower.ticket) for follower in self._followers(run)
         )
 
     def _withdraw(self, run: CudaRun) -> bool:

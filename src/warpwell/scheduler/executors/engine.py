@@ -422,7 +422,7 @@ class Engine(Executor, Generic[R]):
         run.floor = max(run.floor, floor)
         self._set_stop(run)
 
-    def _left(self, run: R, time: float) -> None:
+    def _finish_or_continue(self, run: R, time: float) -> None:
         """Continue or finish a run without workers; `done` is up to date."""
         if run.done == run.blocks.blocks or run.error is not None:
             self._finish(run, time)

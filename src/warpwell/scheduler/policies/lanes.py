@@ -15,7 +15,7 @@ from ..task import COMPUTE, MEMORY, PREEMPTED, RUNNING, Job, Kind, Placement
 from .live import Live, in_order
 from .order import ARRIVAL, MAX_QUEUED_LAUNCHES
 from .priority import Priority, due
-from .sharing import age, cached_placement, gentlest_mode, preemptible, quota, rest_of, stopping
+from .sharing import age, cached_placement, gentlest_mode, preemptible, quota, remaining_seconds, stopping
 
 MIN_RUNTIME_DECISIONS = 3.0
 """Minimum length of a kernel that is launched as workers, in decision latencies. From traces of short kernels on an
@@ -147,7 +147,7 @@ class Lanes(Policy):
         """Fill both lanes, memory first. Preempt only if no lane is free, or for a higher priority."""
         running = view.running
         self._live.pairs = view.pairs
-        self._live.look(running, view.now)
+        self._live.update(running, view.now)
         if stopping(view):
             return []
         heads = view.waiting.heads()
@@ -313,7 +313,7 @@ class Lanes(Policy):
         lookahead = self._lookahead(view)
         again = math.inf
         for job in running:
-            remaining = rest_of(job, view.now)
+            remaining = remaining_seconds(job, view.now)
             if remaining is None or not preemptible(job) or job in view.trains:
                 continue
             lane = [head for head in heads if head.task.profile.kind is job.task.profile.kind]
@@ -462,7 +462,7 @@ class Lanes(Policy):
             return []
         victim = min(victims, key=lambda j: (j.task.profile.kind is not kind, ranks[j], -j.arrival, -j.number))
         cost = view.cost(victim, [j for j in view.running if j is not victim])
-        remaining = rest_of(victim, view.now)
+        remaining = remaining_seconds(victim, view.now)
         why = {"rule": "priority", "C": cost, "rest": remaining, "victim": victim.number, "newcomer": job.number}
         if remaining is None or cost < remaining:
             return self._replace(view, victim, job, why)
@@ -524,7 +524,7 @@ def _class_seconds(view: View) -> tuple[float, float]:
 def _remaining_seconds(job: Job, now: float) -> float:
     """Return the remaining seconds of a running job. For an unmodified launch, time counts instead of blocks."""
     if job.placement is None or not job.placement.plain:
-        return rest_of(job, now) or 0.0
+        return remaining_seconds(job, now) or 0.0
     return max(0.0, (job.task.profile.seconds or 0.0) - (now - job.since))
 
 

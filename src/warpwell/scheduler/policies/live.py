@@ -86,7 +86,7 @@ class Live:
         shorter = min([job.task.profile.seconds or 0.0 for job in (memory, compute)])
         self._min_work_seconds = MIN_WINDOW_FRACTION * shorter
 
-    def look(self, running: Sequence[Job], now: float) -> None:
+    def update(self, running: Sequence[Job], now: float) -> None:
         """End the window if the pair has separated or `WINDOW_SECONDS` have passed. Block counts must be current."""
         if self._key is None:
             return

@@ -117,7 +117,7 @@ def grow(view: View) -> list[Decision]:
     return decisions
 
 
-def rest_of(job: Job, now: float) -> float | None:
+def remaining_seconds(job: Job, now: float) -> float | None:
     """Return the remaining solo seconds of a job, or None if unknown.
 
     A prediction counts until the job has been resident for longer. After that, the remaining time is extrapolated from

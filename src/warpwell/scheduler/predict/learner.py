@@ -101,11 +101,11 @@ class Learner:
         key = identity(launch, task.arguments), *size.items()
         record = self._records.get(key)
         if record is None:
-            record = self._meet(task, key, size, footprint(task.arguments) / machine.bandwidth)
+            record = self._add_record(task, key, size, footprint(task.arguments) / machine.bandwidth)
         task.known = record
         return record.profile
 
-    def _meet(self, task: Task, key: tuple[Any, ...], size: dict[str, float], moving: float) -> KernelRecord:
+    def _add_record(self, task: Task, key: tuple[Any, ...], size: dict[str, float], moving: float) -> KernelRecord:
         blocks, threads = task.launch.configuration()
         warps = max(1, math.prod(blocks) * -(-math.prod(threads) // 32))
         with self._lock:

@@ -306,7 +306,7 @@ class DeviceProcess:
         after = {session.number << 32 | n for n in message.get("after", list, []) if type(n) is int}
         nbytes = message.nbytes + (8 * message.size if message.size > FREE_TEXT_BYTES else 0)
         self._require_setting(session)
-        self._hold(session, nbytes)
+        self._charge_bytes(session, nbytes)
         try:
             submission = Submission(session, token, message, nbytes)
         except BaseException:
@@ -339,7 +339,7 @@ class DeviceProcess:
         if self._named and session.tenant not in self._named:
             raise errors.QuotaError(not_named(session.tenant, self._named), name="tenant")
 
-    def _hold(self, session: Session, nbytes: int) -> None:
+    def _charge_bytes(self, session: Session, nbytes: int) -> None:
         """Count bytes for the tenant of a session; raise QuotaError if the tenant has too many."""
         tenant, limit = session.tenant, self._settings["max_held"]
         with self._lock:
@@ -378,7 +378,7 @@ class DeviceProcess:
     def _put(self, session: Session, call: int, message: Message) -> None:
         nbytes = message.nbytes
         self._require_setting(session)
-        self._hold(session, nbytes)
+        self._charge_bytes(session, nbytes)
         try:
             if len(message.layout) != 1:
                 raise errors.ServiceError("one array at a time is put on the device")
@@ -470,7 +470,7 @@ class DeviceProcess:
             try:
                 header, arrays = function()
                 if held := sum(array.nbytes for array in arrays):
-                    self._hold(session, held)
+                    self._charge_bytes(session, held)
             except BaseException as error:
                 header, arrays, held = {"error": error_fields(error)}, [], 0
             with self._lock:

@@ -431,10 +431,10 @@ class Service:
         settings = json.dumps({**self._settings, **vars(self._verdicts), "restarts": self._starts - 1})
         with contextlib.suppress(OSError):  # The device process has died.
             self._control.send({"type": "settings"}, [np.frombuffer(settings.encode(), np.uint8)])
-        self._selector.register(control, selectors.EVENT_READ, self._take)
+        self._selector.register(control, selectors.EVENT_READ, self._receive_messages)
         self._selector.register(self._pidfd, selectors.EVENT_READ, functools.partial(self._bury, ""))
 
-    def _take(self) -> None:
+    def _receive_messages(self) -> None:
         """Handle the messages of the device process, and the end of its connection."""
         control = self._control
         try:
