@@ -103,7 +103,7 @@ def test_a_trace_and_back(tmp_path, capsys):
     ("options", "says"),
     [
         (["--policy", "magic"], "magic.*source"),
-        (["--policy", ","], "choose"),
+        (["--policy", ","], "expected some of"),
         (["--load", "0"], "load"),
         (["--load", "-1"], "load"),
         (["--kernels", "0"], "kernels"),

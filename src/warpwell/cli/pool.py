@@ -20,7 +20,7 @@ MIN_AGENTS = 16
 """Number of agents that are allowed on this host regardless of its cores."""
 
 MAX_REMOTE_AGENTS = 256
-"""Number of agents that are allowed on another host, whose number of cores is unknown."""
+"""Number of agents that are allowed on another host. Its number of cores is unknown."""
 
 KERNEL_NAME = "warpwell"
 """Default name of the kernel that ``warpwell pool notebook`` writes."""

@@ -153,10 +153,10 @@ def _limit(argv: list[str]) -> int:
     names = ("weight", "priority", "ceiling", "hold")
     values = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     limits = set_limits({arguments.tenant: values})
-    known = known_tenants()
-    if arguments.tenant not in known:
+    tenants = known_tenants()
+    if arguments.tenant not in tenants:
         text = f"no known program has tenant {arguments.tenant!r}; known tenants: "
-        print(text + (", ".join(known) or "none"), file=sys.stderr)
+        print(text + (", ".join(tenants) or "none"), file=sys.stderr)
     output_of(arguments).result("Tenants", limits)
     return 0
 

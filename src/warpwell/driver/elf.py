@@ -103,7 +103,7 @@ def is_compiled(path: str) -> bool:
     Raises
     ------
     ArgumentError
-        Neither this host nor Python can execute the file.
+        This host and Python cannot execute the file.
     """
     if os.path.isdir(path):
         if not os.path.exists(os.path.join(path, "__main__.py")):

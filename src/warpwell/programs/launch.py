@@ -16,7 +16,7 @@ from ..shared_file import shared_folder
 from .operator import board_names
 
 ARBITER_CHECK_SECONDS = 0.5
-"""Interval at which an arbiter is started for shared GPUs that have none. Until then, the gates of these GPUs are
+"""Interval at which arbiters are started for shared GPUs without an arbiter. Until then, the gates of these GPUs are
 open."""
 
 _DIRECT = (

@@ -16,7 +16,7 @@
 #define STEP_LEAST_NS 5000u /* .. at least this, .. */
 #define STEP_MOST_NS 50000u /* .. and at most this */
 #define IDLE_NS 50000000u   /* duration of a sleep, which the client ends early when it publishes an entry */
-#define MIRROR_WAKE_BYTES (WW_RING_BYTES / 4) /* bytes that are read between two wake-ups of a mirror (relay.c) */
+#define MIRROR_WAKE_BYTES (WW_RING_BYTES / 4) /* interval of wake-ups of a mirror (relay.c), in bytes read */
 
 static _Alignas(64) unsigned char buffer[sizeof(struct ww_call) + WW_ENTRY_MOST];
 
