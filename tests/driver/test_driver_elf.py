@@ -134,7 +134,7 @@ def test_what_this_host_cannot_execute(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=f"prog is built for ppc64le, and this host is {HOST}"):
         elf.is_compiled(str(path))
     path.write_bytes(b"MZ\0\0")
-    with pytest.raises(ArgumentError, match="not a Python file and not a program"):
+    with pytest.raises(ArgumentError, match="not a Python file or a program"):
         elf.is_compiled(str(path))
 
 

@@ -357,7 +357,7 @@ def test_global_variables(devices: Devices) -> None:
     assert x.copy_to_host().tolist() == [5, 5, 10, 10]
     assert y.copy_to_host().tolist() == [0, 3, 6, 9]
     devices[0].set_global(tabled, "NOTHING", 5)
-    with pytest.raises(errors.RemoteError, match="no global variable 'NOTHING'"):
+    with pytest.raises(errors.RemoteError, match="does not use 'NOTHING'"):
         devices[0].synchronize(30)
 
 

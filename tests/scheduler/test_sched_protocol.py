@@ -1466,7 +1466,7 @@ def test_users_of_a_group_are_tenants_with_kernels_that_were_allowed(
     with connect(service.path, tenant="mine") as own:
         assert own.submit(double[4], x).result(HANG_SECONDS) is None  # The user of the service may launch anything.
         pretend(monkeypatch, foreign)
-        with pytest.raises(errors.ServiceError, match="is tenant 'guest' of this service, not 'mine'"):
+        with pytest.raises(errors.ServiceError, match="is tenant 'guest', not 'mine': omit tenant="):
             connect(service.path, tenant="mine")
         with connect(service.path) as guest:
             assert guest.tenant == "guest"

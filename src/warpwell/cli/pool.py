@@ -383,7 +383,7 @@ def notebook(arguments: argparse.Namespace) -> int:
         return 0
     missing = [module for module in _REQUIRED if importlib.util.find_spec(module) is None]
     if missing:
-        source = " (Warpwell's extra [mpi]), in a checkout with" if "mpi4py" in missing else ":"
+        source = " (Warpwell's extra [mpi]): in a checkout, run" if "mpi4py" in missing else ": run"
         raise PoolError(
             f"notebooks need {' and '.join(missing)} in the environment of Warpwell{source} "
             f"{sys.executable} -m pip install {' '.join(_REQUIRED[module] for module in missing)}"

@@ -138,7 +138,7 @@ class Board(SharedFile):
         self.fields[_RUNNING] = 0 if index is None else index + 1
 
     def fence(self) -> None:
-        """Complete all stores before the call before any load after the call begins."""
+        """Execute a full memory fence: loads after the call follow all stores before it."""
         self._wake(_FENCE)
 
     # -- slots ---------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class Board(SharedFile):
         return {self.tenant(index) for index, serial in enumerate(serials) if serial}
 
     def named_process(self, index: int) -> int:
-        """Return the process that a slot names, as the program's container numbers it. The owner may write any."""
+        """Return the process number in a slot, as in the program's container. The slot's owner may write any number."""
         return self.fields[self.slot(index) + self.PID] & 0x7FFFFFFF
 
     def priority(self, index: int) -> int:

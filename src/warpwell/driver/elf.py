@@ -125,7 +125,7 @@ def is_compiled(path: str) -> bool:
             raise ArgumentError(f"{path} is not executable; run chmod +x {path}", name="program")
         return True
     if b"\0" in start and start[:4] != b"PK\3\4":
-        raise ArgumentError(f"{path} is not a Python file and not a program for Linux", name="program")
+        raise ArgumentError(f"{path} is not a Python file or a program for Linux: pass one", name="program")
     has_suffix = os.path.splitext(path)[1] != ""
     if has_suffix and start and not start.startswith((b"#!", b"PK\3\4")) and not os.access(path, os.X_OK):
         text = f"{path} is not a Python file (.py), and not executable; give a Python file or a program"

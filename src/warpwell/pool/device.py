@@ -62,7 +62,7 @@ class AgentObject:
             The object was freed.
         """
         if not self._handle:
-            raise errors.ClosedError(f"{self!r} was freed")
+            raise errors.ClosedError(f"{self!r} was freed: create it again")
         return self._handle
 
     def free(self) -> None:
@@ -105,7 +105,7 @@ class Event(AgentObject):
         stream = self.device.default_stream if stream is None else stream
         if getattr(stream, "device", self.device) is not self.device:
             raise errors.ArgumentError(
-                f"the event belongs to device {self.device.index}, but the stream to device {stream.device.index}"
+                f"the event is on device {self.device.index}, the stream on {stream.device.index}: use one device"
             )
         self._channel = self.device.channel(stream)
         self.device.connection.post(self._channel, Op.RECORD, self._handle, self.timing)
@@ -181,7 +181,7 @@ class Stream:
     def channel(self) -> Channel:
         """The program's side of the stream."""
         if self._channel is None:
-            raise errors.ClosedError("the stream was closed")
+            raise errors.ClosedError("the stream was closed: create a new one")
         return self._channel
 
     def synchronize(self, timeout: float | None = None) -> None:
@@ -315,7 +315,7 @@ class Buffer(AgentObject):
         elif not isinstance(out, np.ndarray) or out.shape != self.shape or out.dtype != self.dtype:
             raise _mismatch("out", out, self)
         elif not out.flags.writeable:
-            raise errors.ArgumentError("out is read-only", name="out")
+            raise errors.ArgumentError("out is read-only: pass a writable array", name="out")
         download(self.device.connection, self.device.channel(stream), self.handle, out)
         return out
 
@@ -349,7 +349,7 @@ class Buffer(AgentObject):
 
     def __getitem__(self, index: Any) -> Buffer:
         if not self.ndim:
-            raise IndexError("a buffer without dimensions has no items")
+            raise IndexError("a buffer without dimensions has no items: use copy_to_host")
         row = self.nbytes // self.shape[0] if self.shape[0] else 0
         if isinstance(index, int | np.integer) and not isinstance(index, bool):
             first = int(index) + (self.shape[0] if index < 0 else 0)
@@ -593,7 +593,7 @@ class Device:
         code = Code.of(kernel)
         if isinstance(kernel, CudaSource) and self.target != "cuda":
             raise errors.DeviceNotFoundError(
-                f"CUDA source {code.name!r} runs on a GPU, and device {self.index} is not one", device=self.target
+                f"CUDA source {code.name!r} needs a GPU, and device {self.index} has none", device=self.target
             )
         args = viewed(kernel, args)
         # a list, because an interrupt is lost if it arrives while Python closes a generator

@@ -92,7 +92,7 @@ class Turn:
                     if settings.share:
                         _report_unordered()
                 lease = _lease_of(name)
-            while lease.is_interrupted:  # the signal handler that calls this interrupted the entering
+            while lease.is_interrupted:  # the signal handler that calls this interrupted an entry
                 lease.release()
                 name += "'"
                 lease = _lease_of(name)
@@ -279,7 +279,7 @@ class Lease:
         self._marked = 0.0
         self._handles: tuple[int, ...] = ()
         self._silent_beats: int | None = None
-        self._users: dict[tuple[int, int, int], float] = {}  # when a waiting thread saw first that they had the device
+        self._users: dict[tuple[int, int, int], float] = {}  # when a waiting thread first saw these users of the device
         self._is_retired, self._process = False, os.getpid()
         self._tenant = ("default", 0)
         self.has_keeper: bool | None = False
@@ -297,7 +297,7 @@ class Lease:
             self.release()
             self._tenant = tenant, priority
             self._fill_slot()
-        if self.has_keeper is False:  # this thread's leases include this lease
+        if self.has_keeper is False:  # not in `__init__`: first, the thread's leases must contain this lease
             self._start_keeper()
         self._handles = handles
         self._enter(timeout)

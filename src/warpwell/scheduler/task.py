@@ -220,7 +220,7 @@ class Request:
 
     def __post_init__(self) -> None:
         if not self.tasks:
-            raise errors.ArgumentError(f"request {self.name!r} has no tasks")
+            raise errors.ArgumentError(f"request {self.name!r} has no tasks: pass at least one")
         if not self.arrival >= 0:
             raise errors.ArgumentError(f"request {self.name!r} arrives at {self.arrival} s: give 0 or more")
 

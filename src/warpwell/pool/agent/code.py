@@ -112,7 +112,7 @@ class LoadedCode:
         """Set a global variable of the kernel, which is then compiled again."""
         function = getattr(self.value, "function", self.value)
         if not isinstance(function, types.FunctionType) or name not in function.__globals__:
-            raise errors.ArgumentError(f"{self.name!r} uses no global variable {name!r}", name="name")
+            raise errors.ArgumentError(f"{self.name!r} does not use {name!r}: name a global that it uses", name="name")
         with self._lock:
             self._globals[name] = value
             self._made = False

@@ -173,7 +173,7 @@ def _write(agent: AgentState, lane: Lane, view: BufferView, copy: OutgoingCopy, 
         try:
             access.put(lane.stream, to, address, view.nbytes)
             if not runtime.reach(runtime.mark(lane.stream, False), limit()):
-                raise errors.StallError(f"a copy to another device took {limit():g} s", seconds=limit())
+                raise errors.StallError(f"a copy to another device exceeded {limit():g} s", seconds=limit())
         except BaseException:
             with contextlib.suppress(Exception):  # a failed device does not write any more
                 runtime.synchronize(lane.stream)

@@ -209,7 +209,7 @@ def _close_pool(pool: devices.Devices, trace: str | None) -> None:
 
 
 def _write_trace(trace: str, pool: devices.Devices) -> None:
-    """Write the calls on each device as JSON. If this fails, the program fails, because it was requested."""
+    """Write the calls on each device as JSON. If this fails, the program fails, because its options request it."""
     global _status
     reports = []
     try:

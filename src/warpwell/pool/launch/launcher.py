@@ -337,7 +337,7 @@ class Launcher:
             if self._communicator is not None and not (communicator and communicator.facts.get("ready")):
                 agent = self._name(self._communicator)
                 raise AgentError(f"not ready {after}: {agent}{self._output.messages()}", agent=agent)
-            raise AgentError(f"the application was not ready {after}")
+            raise AgentError(f"the application was not ready {after}: use a longer --start-timeout")
         # some processes only wait for others, so name stopped processes first, then hosts that do not answer
         stopped = [rank for rank in unready if facts[rank].get("stopped")]
         unready = sorted(stopped or unready, key=lambda rank: (bool(facts[rank]), is_here(self._hosts[rank]), rank))

@@ -79,7 +79,7 @@ class Member(JsonLines):
                 self.send(reserved=reserve(**message["reserve"]))
             except AgentError as error:
                 self.send(fatal=str(error))
-        raise AgentError("the launcher of this job does not answer")
+        raise AgentError("the launcher of this job does not answer: start the job again")
 
     def on(self, name: str, call: Callable[[dict[str, Any]], Any]) -> None:
         """Call ``call(message)`` for messages with this name, in the thread that receives them. It must not raise."""

@@ -85,7 +85,7 @@ class Milestone:
             left = end - time.monotonic()
             self._sleep(min(max(left, 0.0), threading.TIMEOUT_MAX if alive is None else ALIVE_CHECK_SECONDS))
             if left <= 0 and not self.done:
-                raise errors.StallError(f"waited {bound:g} s for {event}", seconds=bound)
+                raise errors.StallError(f"waited {bound:g} s for {event}: use a longer timeout", seconds=bound)
 
     def get(self, event: str, timeout: float | None = None, alive: Callable[[], None] | None = None) -> Any:
         """Wait as `wait` does; return the value, or raise the failure."""

@@ -470,7 +470,7 @@ class Client:
             except BaseException:
                 connection.close()
                 raise
-        raise errors.ServiceError(f"the service at {self.path} closed the connection instead of sending 'hello'")
+        raise errors.ServiceError(f"the service at {self.path} closed the connection without 'hello': try again")
 
     def _open(self, sock: socket.socket) -> None:
         try:

@@ -398,7 +398,7 @@ class Service:
             raise errors.ServiceError(f"user {user} is not a tenant of this service: ask to be added to --users")
         tenant = users.get(user) or ("default" if self._group is None else _login(user))
         if requested not in (None, tenant) and not own:  # A user who may stop the service may choose any tenant.
-            raise errors.ServiceError(f"user {user} is tenant {tenant!r} of this service, not {requested!r}")
+            raise errors.ServiceError(f"user {user} is tenant {tenant!r}, not {requested!r}: omit tenant=")
         only_reads = requested is None and own  # `sched status` may connect, and submits nothing.
         tenant = requested or tenant
         if self._named and tenant not in self._named and not only_reads:
