@@ -56,7 +56,7 @@ def scatter(a, where, values):
     a[where[i]] = values[i]
 
 
-def wrong(found: np.ndarray, expected: np.ndarray, label: str) -> None:
+def require_equal(found: np.ndarray, expected: np.ndarray, label: str) -> None:
     """Raise SystemExit if a kernel has read other items than expected."""
     bad = np.flatnonzero(found != expected)
     if bad.size:
@@ -73,7 +73,7 @@ def read_at_random(a: Any, data: np.ndarray, reads: int, device: str, label: str
         out = np.zeros(where.size, np.int64)
         before, start = a.stats.misses, time.perf_counter()
         gather[where.size](a, where, out, device=device)
-        wrong(out, data[where], label)
+        require_equal(out, data[where], label)
         if part:  # the first launch compiles
             seconds += time.perf_counter() - start
             misses += a.stats.misses - before
@@ -93,7 +93,7 @@ def on_the_drive(path: Path, data: np.ndarray, page: int, reads: int, options: a
             step = page // 8
             out = np.zeros(data.size // step, np.int64)
             first_items[out.size](a, step, out, device=device)
-            wrong(out, data[::step], f"scan, {label}")
+            require_equal(out, data[::step], f"scan, {label}")
             commands, pages = a.stats.read_commands, a.stats.bytes_read // page
             if device == "cuda" and page * 2 <= drive.max_transfer and commands * 2 > pages:
                 raise SystemExit(f"{label}: {commands} commands for {pages} pages: they were not merged")
@@ -102,7 +102,7 @@ def on_the_drive(path: Path, data: np.ndarray, page: int, reads: int, options: a
             data[where] = -where
             scatter[where.size](a, where, -where, device=device)
             a.flush()
-        wrong(np.fromfile(path, np.int64, offset=DATA_AT)[: data.size], data, f"writes, {label}")
+        require_equal(np.fromfile(path, np.int64, offset=DATA_AT)[: data.size], data, f"writes, {label}")
         if drive.failure:
             raise SystemExit(str(drive.failure))
     return {"misses a second": rate, "doorbells": rung, "pages": pages, "commands": commands}

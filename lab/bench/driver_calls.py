@@ -57,7 +57,7 @@ def client_figures(command: list[str], environ: dict[str, str], limit: float) ->
 
 def costs(options: argparse.Namespace, environs: Environs, folder: Path) -> dict[str, dict[str, list[float]]]:
     """Return figures by name and by side, of the turns."""
-    max_mib = str(options.most)
+    max_mib = str(options.max_copy)
     client = [str(compiled(folder)), "fake" if options.driver else "gpu", str(options.rounds), max_mib]
     numba = [sys.executable, str(CLIENTS / "launches.py"), str(options.rounds)]
     found: dict[str, dict[str, list[float]]] = {}
@@ -189,7 +189,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=2, help="turns of measuring costs")
     parser.add_argument("--rounds", type=int, default=200, help="measurements of each cost in a turn")
-    parser.add_argument("--most", type=int, default=1024, help="MiB of the largest copy")
+    parser.add_argument("--max-copy", type=int, default=1024, help="MiB of the largest copy")
     parser.add_argument("--seconds", type=float, default=0, help="duration of each whole program; 0: no programs")
     parser.add_argument("--program-turns", type=int, default=2)
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
@@ -203,7 +203,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", default=None, metavar="FILE")
     options = parser.parse_args()
     if options.quick:
-        options.turns, options.rounds, options.most = 1, 4, 4
+        options.turns, options.rounds, options.max_copy = 1, 4, 4
     return options
 
 

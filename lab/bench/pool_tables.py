@@ -117,7 +117,7 @@ class Rates:
         self._found: list[dict[str, tuple[float, float]]] = []
         self.take()
 
-    def take(self, *, discards_earlier: bool = True) -> None:
+    def measure(self, *, discards_earlier: bool = True) -> None:
         """Measure, or average with earlier measurements, because rates of a host vary from second to second."""
         device, data, lent, device_buffer = self._device, self._data, self._lent, self._device_buffer
 
@@ -160,7 +160,7 @@ def compare(
         "pipeline": pooled(device, away, inputs, out, PIPELINE),
         "one piece": pooled(device, away, inputs, out, Tuning(max(LARGE, out.nbytes), pipelined=False)),
     }
-    rates.take()
+    rates.measure()
     seconds_of: dict[str, list[float]] = {path: [] for path in runs}
     if bound:
         for run in runs.values():
@@ -173,7 +173,7 @@ def compare(
             seconds_of[path].append(seconds(run, SHORT if short else 0.0))
         if len(seconds_of["lent"]) >= 3 and time.perf_counter() - start > len(runs) * bound:
             break
-    rates.take(discards_earlier=False)
+    rates.measure(discards_earlier=False)
     found = {path: statistics.median(times) for path, times in seconds_of.items()}
     on_device = [cupy.asarray(a) for a in (*inputs, out)]
 

@@ -193,7 +193,7 @@ def request(found: Any, profiles: Any, name: str, at: float) -> Request:
     return Request(name, [Task(name, blocks_by_name[name], profiles[name], launch, arguments)], at)
 
 
-def both(ran: ReplayResult, profiles: Any) -> float:
+def sum_of_rates(ran: ReplayResult, profiles: Any) -> float:
     """Return the sum of normalized rates while both classes have work; a kernel's progress counts as even."""
     sides: dict[Any, list[Any]] = defaultdict(list)
     for job in ran.jobs:
@@ -211,7 +211,7 @@ def both(ran: ReplayResult, profiles: Any) -> float:
     return work / (end - begin)
 
 
-def bits(real: Any, bench: Any, made: Any, found: Any, profiles: Any, count: int) -> bool:
+def has_equal_bits(real: Any, bench: Any, made: Any, found: Any, profiles: Any, count: int) -> bool:
     """Return True if `count` runs of logistic together with stream have the same bits as plain launches."""
     x = found["logistic"][1][0]
     ramp[x.size](x, np.float32(0.0007))
@@ -275,7 +275,7 @@ def run(setting: Setting, record: Record) -> None:
         record(f"alone/{name}", profile.seconds, "s", better="lower")
     # each kernel runs once, so that nothing is compiled or loaded later
     replay([request(found, profiles, n, real.now()) for n in found for _ in range(2)], Core(real, "first-come"))
-    if not bits(real, bench, made, found, profiles, 5):
+    if not has_equal_bits(real, bench, made, found, profiles, 5):
         raise SystemExit("logistic left different bits under the scheduler than by plain launches")
     makers, learner = traces_of(found, profiles, count), Learner()
     usual = ["memory first", "compute first", "complementary", "random mix", "seven, load 0.9"]
@@ -301,7 +301,7 @@ def run(setting: Setting, record: Record) -> None:
                 m = ran.metrics()
                 preempted = float(sum(e.kind == "preempt" for e in ran.log))
                 error = guess.metrics().stp / m.stp - 1
-                row = [m.stp, both(ran, profiles), m.antt, float(m.failed), preempted, 1e6 * steps, error]
+                row = [m.stp, sum_of_rates(ran, profiles), m.antt, float(m.failed), preempted, 1e6 * steps, error]
                 figures[title, name].append(row)
     seconds = {name: profile.seconds for name, profile in profiles.items()}
     for title in setting.option("peers", [""]):

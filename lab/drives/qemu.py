@@ -235,7 +235,7 @@ class QemuDrive:
         return Drive(self.transport(), **options)
 
     @staticmethod
-    def found() -> bool:
+    def is_installed() -> bool:
         """Return True if QEMU is installed; `INSTALL` describes the installation."""
         return shutil.which(os.environ.get(VARIABLE) or BINARY) is not None
 

@@ -257,7 +257,7 @@ def main() -> None:
     parent = os.getppid()
     idle = 0
     while idle & 1023 != 1023 or os.getppid() == parent:
-        idle = 0 if drive.look() else idle + 1
+        idle = 0 if drive.serve_commands() else idle + 1
         time.sleep(0 if idle < 200 else 1e-4)
 
 
@@ -278,7 +278,7 @@ class _Drive:
         self._delayed: list[tuple[float, _Queue, int, Answer]] = []
         self._count = 0
 
-    def look(self) -> bool:
+    def serve_commands(self) -> bool:
         """Serve the submitted commands; return True if there was a command."""
         busy = False
         for queue in self._queues:

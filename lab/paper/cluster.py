@@ -66,7 +66,7 @@ class Job:
         self._found: dict[str, Any] = {}
         self._used: set[str] = set()
 
-    def take(self, name: str, setting: Setting) -> Any:
+    def measurements(self, name: str, setting: Setting) -> Any:
         """Return the measurements of an experiment."""
         if not self._found or name in self._used:
             self._found, self._used = measured(setting.quick), set()
@@ -79,7 +79,7 @@ _job = Job()
 
 def chunks(setting: Setting, document: Document) -> Outcome:
     """Copy to a device over the link in chunks of more and more bytes."""
-    rates = _job.take("chunks", setting)
+    rates = _job.measurements("chunks", setting)
     sizes = _options(setting)["chunks"]
     part = max(rates) / LINK
     checks = [
@@ -95,7 +95,7 @@ def chunks(setting: Setting, document: Document) -> Outcome:
 
 def pipeline(setting: Setting, document: Document) -> Outcome:
     """Copy data to a device in a pipeline, and in one piece."""
-    found, sizes = _job.take("copies", setting), _options(setting)["sizes"]
+    found, sizes = _job.measurements("copies", setting), _options(setting)["sizes"]
     left = [row["pipeline"] / row["one piece"] for row in found]
     low, high = (1 - saved for saved in reversed(document.numbers["saved"]))
     checks = [
@@ -108,7 +108,7 @@ def pipeline(setting: Setting, document: Document) -> Outcome:
 
 def matrices(setting: Setting, document: Document) -> Outcome:
     """Multiply matrices: operands to the device, product, result back."""
-    found, sizes = _job.take("matrices", setting), _options(setting)["matrices"]
+    found, sizes = _job.measurements("matrices", setting), _options(setting)["matrices"]
     piped, unpipelined = _over_local(found, "pipeline"), _over_local(found, "one piece")
     rows = document.numbers["rows"]  # local, pipeline, one piece
     checks = [
@@ -121,7 +121,7 @@ def matrices(setting: Setting, document: Document) -> Outcome:
 
 def ffts(setting: Setting, document: Document) -> Outcome:
     """Transform the rows of a matrix, which moves more than it computes."""
-    found, sizes = _job.take("ffts", setting), _options(setting)["ffts"]
+    found, sizes = _job.measurements("ffts", setting), _options(setting)["ffts"]
     piped, unpipelined = _over_local(found, "pipeline"), _over_local(found, "one piece")
     rows = document.numbers["rows"]
     checks = [

@@ -256,19 +256,19 @@ class Simulator(Executor):
 
     def launch(self, job: Job, placement: Placement) -> None:
         """Start or resume a job; blocks without room wait on the device."""
-        self._take(job, placement)
+        self._begin_launch(job, placement)
         self._begin(job, placement)
 
     def launch_behind(self, job: Job, placement: Placement, predecessor: Job) -> bool:
         """Start or resume a job when another job has left, without the host."""
-        self._take(job, placement)
+        self._begin_launch(job, placement)
         if self._is_present(predecessor):
             self._behind[predecessor] = job, placement
         else:
             self._begin(job, placement)
         return True
 
-    def _take(self, job: Job, placement: Placement) -> None:
+    def _begin_launch(self, job: Job, placement: Placement) -> None:
         """Check a launch, and let the host's time for it pass."""
         if self._is_present(job):
             raise errors.SchedulerError(f"task {job.task.name!r} runs already", task=job.task.name)

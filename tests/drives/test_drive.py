@@ -801,7 +801,7 @@ def test_without_qemu_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(errors.DeviceNotFoundError, match="apt-get install qemu-system-x86"):
         QemuDrive()
-    assert not QemuDrive.found()
+    assert not QemuDrive.is_installed()
 
 
 def test_identify_is_raw(drive: Drive) -> None:

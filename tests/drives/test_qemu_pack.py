@@ -19,7 +19,7 @@ def test_a_packed_qemu_is_a_drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     start = pack(tmp_path / "qemu with a blank")
     monkeypatch.setenv("WARPWELL_QEMU", str(start))
     monkeypatch.setenv("PATH", str(tmp_path))  # the installed one is not found
-    assert QemuDrive.found()
+    assert QemuDrive.is_installed()
     with QemuDrive(["1MiB"]) as qemu, qemu.open() as drive:
         data = np.arange(512)
         drive.namespace(1).write(8, data)
@@ -34,6 +34,6 @@ def test_a_packed_qemu_is_a_drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_name_that_is_no_program_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARPWELL_QEMU", "/nowhere/qemu")
-    assert not QemuDrive.found()
+    assert not QemuDrive.is_installed()
     with pytest.raises(errors.DeviceNotFoundError, match="WARPWELL_QEMU is /nowhere/qemu"):
         QemuDrive()

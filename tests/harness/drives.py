@@ -6,7 +6,7 @@ from lab.drives import qtest_store
 from lab.drives.qemu import INSTALL, QemuDrive
 from warpwell.drives.drive import Drive
 
-needs_qemu = pytest.mark.skipif(not QemuDrive.found(), reason=INSTALL)
+needs_qemu = pytest.mark.skipif(not QemuDrive.is_installed(), reason=INSTALL)
 
 
 def set_timeout(drive: Drive, seconds: float) -> None:
