@@ -73,7 +73,7 @@ def hand_over_to_thread(close: Callable[[], None], name: str) -> None:
     hand_over(start)
 
 
-def settle(seconds: float) -> bool:
+def wait_until_closed(seconds: float) -> bool:
     """Wait until everything handed over so far is closed; return False where that takes longer."""
     if _thread is None or _thread is threading.current_thread() or not _thread.is_alive():
         return True
@@ -99,7 +99,7 @@ def _close_dropped(handed: queue.SimpleQueue[Callable[[], None]]) -> None:
 
 def finish() -> None:
     """Write what is open still (at the end of the program). Threads that are daemons may be running."""
-    if not settle(_END_SECONDS):
+    if not wait_until_closed(_END_SECONDS):
         report_loss("objects that were dropped", TimeoutError(f"closing them takes more than {_END_SECONDS:g} s"))
     for unfinished, name in list(_unfinished.values()):
         try:

@@ -314,7 +314,7 @@ def test_what_a_dropped_array_cannot_write_is_told(caplog: pytest.LogCaptureFixt
     a[3] = 8
     medium.broken = 0
     del a
-    assert closing.settle(20)
+    assert closing.wait_until_closed(20)
     assert "changes of array 'mine', which was dropped, may be lost: StorageFullError: no room" in caplog.text
 
 
@@ -343,7 +343,7 @@ def test_a_collection_between_any_two_lines_blocks_nothing(tmp_path: Path) -> No
                 pass
             gc.set_threshold(*thresholds)
             gc.collect()
-            closing.settle(20)
+            closing.wait_until_closed(20)
             done.append(allocations)
 
     thresholds = gc.get_threshold()
@@ -391,12 +391,12 @@ def test_dropped_caches_are_freed(tmp_path: Path) -> None:
             assert a[5] == 0
 
     use()
-    assert closing.settle(20)
+    assert closing.wait_until_closed(20)
     before = threading.active_count()
     for _ in range(4):
         use()
     gc.collect()
-    assert closing.settle(20) and until(lambda: threading.active_count() <= before)
+    assert closing.wait_until_closed(20) and until(lambda: threading.active_count() <= before)
 
 
 @pytest.mark.parametrize("tier", ["host", "device"])

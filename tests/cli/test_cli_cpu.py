@@ -121,7 +121,7 @@ def test_other_tiers(ring: Path, capsys: pytest.CaptureFixture[str], tier: str) 
     report = answer(capsys, "graph", "bfs", ring, "--source", 1100, "--device", "cpu", "--tier", tier)
     assert (report["tier"], report["reached"], report["depth"]) == (tier, 200, 100)
     assert (report["hits"] is None) == (tier != "host-cached")
-    heads = 0 if tier == "device" else 16 * 1200  # a search in device memory needs no first neighbours
+    heads = 0 if tier == "device" else 16 * 1200  # a search in device memory needs no first neighbors
     assert report["loaded_bytes"] == 8 * 1201 + heads + (0 if tier == "mapped" else 4 * 2400)
 
 

@@ -55,7 +55,7 @@ def start(store: Any, keys: Any, spaces: BatchSpaces | None = None) -> Any:
 
 
 def check(batch: Any, keys: Any) -> None:
-    batch.settle()
+    batch.wait_until_ended()
     space, keys = batch._lease.space, np.asarray(keys)
     raw = space.device.view(np.dtype(np.uint8))
     rows = raw[space.rows_at :][: len(keys) * space.stride].view(batch._schema.record)
@@ -81,7 +81,7 @@ def test_keys_of_bytes(tmp_path: Path) -> None:
         store.put_many(keys, {"y": np.arange(2000)})
     with kv.open(tmp_path / "a", device="cpu") as store:
         batch = start(store, [*keys, b"absent"])
-        batch.settle()
+        batch.wait_until_ended()
         space = batch._lease.space
         rows = space.device.view(np.dtype(np.int64))[space.rows_at // 8 :][:2001]
         assert (rows[:2000] == np.arange(2000)).all() and rows[2000] == 0
@@ -130,7 +130,7 @@ def test_many_threads_and_more_batches_than_places(path: Path, monkeypatch: pyte
 
         run_threads(work, [(seed,) for seed in range(8)])
         for batch in [*store._engine.gathered, *second_store._engine.gathered]:
-            batch.settle()
+            batch.wait_until_ended()
         assert sorted(gather.piece_readers()._free) == list(range(gather.SLOTS))
 
 
@@ -154,7 +154,7 @@ def test_a_thread_that_hangs_keeps_no_other_batch_waiting(path: Path, monkeypatc
     with kv.open(path, device="cpu") as store:
         first = start(store, np.arange(9))
         assert hangs.wait(HANG_SECONDS)
-        first.settle()
+        first.wait_until_ended()
         second = start(store, np.arange(9))
         until(lambda: readers._count_unclaimed(readers._block.address) == 0, 30)
         check(second, np.arange(9))
@@ -197,11 +197,11 @@ def test_a_batch_keeps_its_error_when_the_store_is_closed(damaged_path: Path, en
     batch = start(store, np.arange(COUNT))
     if end == "reap":
         batch.read()
-        start(store, [1]).settle()  # the engine forgets batches that are done
+        start(store, [1]).wait_until_ended()  # the engine forgets batches that are done
     if end == "drop":
         del store
         gc.collect()
-        lifetime.settle()
+        lifetime.wait_until_closed()
     else:
         store.close()
     with pytest.raises(errors.CorruptionError, match="1234 is damaged"):
@@ -248,7 +248,7 @@ def test_a_batch_that_ends_while_another_thread_waits_for_it(store: Any, monkeyp
 
     monkeypatch.setattr(batch._readers, "address_of", note_slot)
     batch._slot = Slot(batch._slot)
-    batch.settle()
+    batch.wait_until_ended()
     assert slots and min(slots) >= 0
 
 
@@ -290,7 +290,7 @@ def test_an_error_of_the_stream_leaves_no_batch(store: Any, monkeypatch: pytest.
         patch.setattr(store._engine.stream, "wait_for_word", fail)
         with pytest.raises(errors.KernelError):
             start(store, np.arange(COUNT))
-    store._engine.gathered[0].settle()
+    store._engine.gathered[0].wait_until_ended()
     check(start(store, np.arange(COUNT)), np.arange(COUNT))
     assert not store._engine.gathered
     assert len(gather.piece_readers()._free) == gather.SLOTS
@@ -320,7 +320,7 @@ def test_a_forked_child_has_threads_of_its_own(store: Any) -> None:
     if child == 0:
         try:
             with pytest.raises(errors.ForkError, match="start it again here"):
-                batch.settle()
+                batch.wait_until_ended()
             readers = gather.piece_readers()
             fine = sorted(readers._free) == list(range(gather.SLOTS)) and not readers._workers.occupied
             os._exit(0 if fine else 1)

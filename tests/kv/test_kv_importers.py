@@ -172,7 +172,7 @@ def test_keys_of_arrays(tmp_path: Path, column: Any, first: bytes) -> None:
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
-        ({"x": np.zeros(3), "y": np.zeros(4)}, "several lengths"),
+        ({"x": np.zeros(3), "y": np.zeros(4)}, "differ in length"),
         ({"x": np.array(3)}, "no rows"),
         ({"x": np.array([{}, []], object)}, "no fixed size"),
         ({"x": np.asfortranarray(np.zeros((2, 2)))}, "Fortran"),
@@ -334,7 +334,7 @@ def test_files_beside_classes(tmp_path: Path) -> None:
 def test_folders_whose_classes_are_not_clear(tmp_path: Path) -> None:
     images_in(tmp_path / "train")
     images_in(tmp_path / "val")
-    with pytest.raises(FormatError, match="give one of train, val"):
+    with pytest.raises(FormatError, match="choose one of train, val"):
         open_source(tmp_path)
     assert open_source(tmp_path, layout="classes").metadata == {"classes": {"label": ["train", "val"]}}
     assert open_source(tmp_path / "train").records == 9
@@ -445,9 +445,9 @@ def test_shards(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("second", "says"),
     [
-        ([("b.jpg", b"x")], "the first one"),
-        ([("b.jpg", b"x"), ("b.cls", b"1"), ("b.txt", b"t")], "the first one"),
-        ([("b.jpg", b"x"), ("b.png", b"x"), ("b.cls", b"1")], "the first one"),
+        ([("b.jpg", b"x")], "the first sample"),
+        ([("b.jpg", b"x"), ("b.cls", b"1"), ("b.txt", b"t")], "the first sample"),
+        ([("b.jpg", b"x"), ("b.png", b"x"), ("b.cls", b"1")], "the first sample"),
         ([("b.jpg", b"x"), ("b.cls", b"dog")], "not an integer"),
         ([("b.jpg", b"x"), ("b.cls", b"9" * 20)], "not an integer of 64 bits"),
         ([("b.jpg", b"x"), ("b.cls", b"1"), ("b.cls", b"2")], "two members"),
@@ -693,7 +693,7 @@ def test_columns_that_cannot_be(tmp_path: Path) -> None:
         open_source(path)
     parquet.write_table(pa.table({"x": [1]}), tmp_path / "u.parquet")
     parquet.write_table(pa.table({"x": [1.0]}), path)
-    with pytest.raises(FormatError, match=r"u\.parquet: the column x is int64, and double in"):
+    with pytest.raises(FormatError, match=r"u\.parquet: the column x is int64, but double in"):
         open_source([path, tmp_path / "u.parquet"])
 
 

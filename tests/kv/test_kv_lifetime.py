@@ -49,7 +49,7 @@ def eventually(holds: Callable[[], bool], seconds: float = HANG_SECONDS) -> bool
 
 def test_dropped_readers_give_everything_back(path: Path) -> None:
     ww.kv.open(path).get(1)
-    assert closing.settle(HANG_SECONDS)  # stores that other tests dropped have been closed
+    assert closing.wait_until_closed(HANG_SECONDS)  # stores that other tests dropped have been closed
     files, growths = open_descriptors(), []
     for _ in range(3):
         space = address_space()
@@ -85,7 +85,7 @@ def test_a_dropped_writer_whose_commit_takes_long_lets_the_next_one_in(
 ) -> None:
     store = ww.kv.open(path, "r+")
     store.put(99, b"one")
-    inner, settle = store._records.log.commit, closing.settle
+    inner, settle = store._records.log.commit, closing.wait_until_closed
     may_end, waits = threading.Event(), list[float]()
 
     def commit() -> int:
@@ -100,7 +100,7 @@ def test_a_dropped_writer_whose_commit_takes_long_lets_the_next_one_in(
         return settle(HANG_SECONDS)
 
     store._records.log.commit = commit
-    monkeypatch.setattr(closing, "settle", short_settle)
+    monkeypatch.setattr(closing, "wait_until_closed", short_settle)
     try:
         del store
         with ww.kv.create(path, overwrite=True) if is_new else ww.kv.open(path, "r+") as again:
@@ -119,7 +119,7 @@ def test_what_a_dropped_writer_could_not_commit_is_told(path: Path, caplog: pyte
 
     store._records.log.commit = fail
     del store
-    assert closing.settle(HANG_SECONDS)
+    assert closing.wait_until_closed(HANG_SECONDS)
     message = caplog.text
     assert "2 changes" in message and str(path) in message and "are lost" in message and "no space left" in message
     assert "Traceback" not in message
@@ -164,7 +164,7 @@ def test_a_dropped_prefetch_is_not_waited_for() -> None:
     assert time.monotonic() - start < HANG_SECONDS / 2
     assert started.wait(HANG_SECONDS)
     answered.set()
-    assert closing.settle(HANG_SECONDS) and not flight._futures
+    assert closing.wait_until_closed(HANG_SECONDS) and not flight._futures
 
 
 def test_a_dropped_writer_on_a_device_is_replaced(path: Path) -> None:

@@ -83,17 +83,17 @@ def test_the_orders_of_few_positions_are_equally_frequent(size: int) -> None:
     assert abs(chi2 - (orders - 1)) < 5 * math.sqrt(2 * (orders - 1))
 
 
-def test_no_place_and_no_neighbour_is_preferred() -> None:
+def test_no_place_and_no_neighbor_is_preferred() -> None:
     size, trials = 40, 3000
-    position_counts, neighbours = np.zeros((size, size)), np.zeros((size, size))
+    position_counts, neighbors = np.zeros((size, size)), np.zeros((size, size))
     for epoch in range(trials):
         order = Permutation(size, 11, epoch).slice(0, size)
         position_counts[np.arange(size), order] += 1
-        neighbours[order[:-1], order[1:]] += 1
+        neighbors[order[:-1], order[1:]] += 1
     expected = trials / size
     chi2, freedom = ((position_counts - expected) ** 2 / expected).sum(), (size - 1) ** 2
     assert abs(chi2 - freedom) < 5 * math.sqrt(2 * freedom)
-    off_diagonal = neighbours[~np.eye(size, dtype=bool)]
+    off_diagonal = neighbors[~np.eye(size, dtype=bool)]
     chi2, freedom = ((off_diagonal - expected) ** 2 / expected).sum(), size * (size - 1) - 1
     assert abs(chi2 - freedom) < 5 * math.sqrt(2 * freedom)
 
@@ -118,6 +118,6 @@ def test_sizes_that_cannot_be(size: int) -> None:
 
 @pytest.mark.parametrize("position", [-1, 10, 2**62])
 def test_positions_outside(position: int) -> None:
-    with pytest.raises(ArgumentError, match="this order has 0 to 9"):
+    with pytest.raises(ArgumentError, match="this order has positions 0 to 9"):
         Permutation(10)(position)
     assert Permutation(10)([]).shape == (0,)

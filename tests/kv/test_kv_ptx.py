@@ -118,15 +118,15 @@ def after(code: list[str], k: int, starts: tuple[str, ...]) -> int:
 
 @pytest.mark.slow
 def test_the_kernel_that_drains_queues_compiles() -> None:
-    assert ".visible .entry" in run_cuda.ptx(requests.settle, (WORD,) * 3)
+    assert ".visible .entry" in run_cuda.ptx(requests.drain_abandoned, (WORD,) * 3)
 
 
-@pytest.mark.quick("poll_one")
-@pytest.mark.parametrize("name", ["run", "submit_one", "poll_one", "size_one", "take_one"])
+@pytest.mark.quick("poll_ticket")
+@pytest.mark.parametrize("name", ["retrieve_for_lanes", "submit_ticket", "poll_ticket", "ticket_size", "take_ticket"])
 def test_linked_functions_compile(name: str) -> None:
     text = linked(name)
     assert ".visible .func" in text
-    if name in ("run", "poll_one", "take_one"):
+    if name in ("retrieve_for_lanes", "poll_ticket", "take_ticket"):
         for statement in ("activemask", "vote.sync.ballot", "bar.warp.sync"):
             assert statement in text
 
@@ -154,14 +154,16 @@ def test_kernels_that_use_a_store_call_and_do_no_more(kernel: object, arguments:
 def test_fields_are_read_in_the_kernel() -> None:
     store = KernelStore(Schema(load.RAGGED), {"core": 0})
     text = run_cuda.ptx(load.reduce_fields, (store, INT64S, ROWS, INT64S, np.zeros((4, 9))))
-    assert set(re.findall(r"\.extern \.func .*?(warpwell_\w+)\n", text)) == {"warpwell_kv_device_kernel_view_run"}
+    assert set(re.findall(r"\.extern \.func .*?(warpwell_\w+)\n", text)) == {
+        "warpwell_kv_device_kernel_view_retrieve_for_lanes"
+    }
     # rows may begin at any address: no load of a field is wider than a byte
     assert "ld.global.u8" in text and not re.search(r"ld\.global\.(u16|u32|f32|s16|b32)", text)
 
 
 def test_a_filler_fences_between_the_barrier_and_the_first_byte() -> None:
     """Each lane learns of the odd version at the barrier, and then fences: the bytes that it writes come later."""
-    code = statements(linked("run"))
+    code = statements(linked("retrieve_for_lanes"))
     fills = 0
     for k, line in enumerate(code):
         if not line.startswith("fence.acq_rel.gpu"):

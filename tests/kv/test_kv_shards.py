@@ -104,7 +104,7 @@ def test_shards_on_other_drives_stay_where_they_are(tmp_path):
     shutil.copytree(tmp_path / "moved", tmp_path / "base")
     with pytest.raises(errors.SharingError, match="is a copy"):
         ww.kv.open(store, "r+")
-    with pytest.raises(errors.FormatError, match=r"is shard 0 of the store .*moved/m.kv: open that one"):
+    with pytest.raises(errors.FormatError, match=r"is shard 0 of the store .*moved/m.kv: open that store"):
         ww.kv.open(drives[0])
     before = snapshot_of(*drives)
     ww.kv.create(store, overwrite=True).close()  # deletes the copy, but not the shards, which belong to the moved store

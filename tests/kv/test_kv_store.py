@@ -862,7 +862,7 @@ def test_a_signal_handler_closes_or_compacts_a_store_during_a_compaction(tmp_pat
     store.commit()
 
     def handle(*_: object) -> None:
-        with pytest.raises(errors.SharingError, match="is being compacted by the call that this one interrupts"):
+        with pytest.raises(errors.SharingError, match="is being compacted by a call that this call interrupts"):
             store.compact()
         store.close()
 
@@ -1051,7 +1051,7 @@ def test_stores_of_format_1_are_refused_and_stay_unchanged(tmp_path):
         before = {file: file.read_bytes() for file in (tmp_path / "a.kv").iterdir()}
         salvage = partial(ww.kv.salvage, target=tmp_path / "b.kv")
         for call in (ww.kv.open, partial(ww.kv.open, mode="r+"), ww.kv.seal, salvage):
-            with pytest.raises(errors.StoreVersionError, match="format 1, and this release reads formats 2 to 5: dump"):
+            with pytest.raises(errors.StoreVersionError, match="format 1, but this release reads formats 2 to 5: dump"):
                 call(tmp_path / "a.kv")
         assert before == {file: file.read_bytes() for file in (tmp_path / "a.kv").iterdir()}
     ww.kv.create(tmp_path / "a.kv", overwrite=True).close()

@@ -201,7 +201,7 @@ def test_frames_move_only_when_no_command_is_in_flight() -> None:
         b.close()
 
 
-def test_closing_a_neighbour_leaves_a_running_kernel_alone() -> None:
+def test_closing_a_neighbor_leaves_a_running_kernel_alone() -> None:
     slow = GatedMedium(storage.RamMedium(np.arange(N)))
     with ww.Cache(8 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=TIMEOUT) as cache:
         a = open_on(slow, cache=cache)

@@ -273,9 +273,9 @@ def check(in_edges: InEdges, found: Any, fanouts: list[int]) -> None:
         ):
             assert nodes[hop] <= target < nodes[hop + 1] and source < nodes[hop + 2]
             by_target.setdefault(int(target), []).append(int(edge))
-            first, neighbours = in_edges(int(found.nodes[target]))
-            assert first <= edge < first + len(neighbours)
-            assert neighbours[edge - first] == found.nodes[source]
+            first, neighbors = in_edges(int(found.nodes[target]))
+            assert first <= edge < first + len(neighbors)
+            assert neighbors[edge - first] == found.nodes[source]
         for position in range(nodes[hop], nodes[hop + 1]):
             degree = len(in_edges(int(found.nodes[position]))[1])
             drawn = by_target.get(position, [])
@@ -321,20 +321,20 @@ RECORDED_EDGES = [826, 827, 829, 830, 1193, 1194]
 
 
 def test_draws_are_uniform_and_distinct(graph: ww.graph.Graph) -> None:
-    first, neighbours = in_edges_of(graph)(7)
+    first, neighbors = in_edges_of(graph)(7)
     neighbors = ww.train.Neighbors(graph, [3], 1, seed=1, vertices=[7])
-    counts = np.zeros(len(neighbours))
+    counts = np.zeros(len(neighbors))
     draws = 600
     for number in range(draws):
         counts[neighbors[number].edges - first] += 1
-    expected = draws * 3 / len(neighbours)
+    expected = draws * 3 / len(neighbors)
     assert counts.sum() == 3 * draws
     # Chi-square with len - 1 degrees of freedom: a tolerance of five standard deviations.
     chi = ((counts - expected) ** 2 / expected).sum()
-    assert abs(chi - len(neighbours)) < 5 * np.sqrt(2 * len(neighbours))
+    assert abs(chi - len(neighbors)) < 5 * np.sqrt(2 * len(neighbors))
 
 
-def test_neighbours_that_cannot_be(graph: ww.graph.Graph, tmp_path: Path) -> None:
+def test_neighbors_that_cannot_be(graph: ww.graph.Graph, tmp_path: Path) -> None:
     directed = ww.graph.build([(np.arange(3), np.arange(3))], tmp_path / "d.ww")
     with pytest.raises(errors.FormatError, match="in_edges=True"):
         ww.train.Neighbors(directed, [1], 1)

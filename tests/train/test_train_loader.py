@@ -326,7 +326,7 @@ def test_stopping_early_leaves_nothing_behind(kind: Callable[[Any], Any], how: s
             with pytest.raises(OSError, match="planted"):
                 batches(loader)
         gc.collect()
-        assert closing.settle(HANG_SECONDS)  # as close() of the store does
+        assert closing.wait_until_closed(HANG_SECONDS)  # as close() of the store does
         assert store.active == 0 and getattr(store, "flying", 0) == 0
         calls = store.calls
         assert threading.active_count() <= threads + 4

@@ -1,4 +1,4 @@
-"""Rows and neighbourhoods on storage for PyTorch and PyTorch Geometric; skipped if these are not installed."""
+"""Rows and neighborhoods on storage for PyTorch and PyTorch Geometric; skipped if these are not installed."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ _FENCED = """    syncwarp(mask)
 _FILLED = """    copy_each(filling, to, source, piece, mask, lane)
     syncwarp(mask)
     if entry != 0:
-        return to  # so that it passes the bus once
+        return to  # the later copies read the device's memory: the value passes the bus once
 """
 _PIECE_READ = """                offset += piece
 """
@@ -1167,7 +1167,7 @@ RARE = (
         "ticket-read-relaxed",
         "store",
         "loading the use of an id does not acquire its state",
-        (Edit(_TICKETS, "held", "load_acquire(record", "load_relaxed(record"),),
+        (Edit(_TICKETS, "record_of", "load_acquire(record", "load_relaxed(record"),),
     ),
     Fault(
         "earlier-launch-forgotten",

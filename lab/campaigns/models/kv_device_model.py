@@ -246,7 +246,7 @@ class StoreModel:
 
     def _overwrite(self, keys: list[int], row: int) -> None:
         for key in keys:
-            answer = kernel_view.run(self.core.address, key, 0, LENGTH, row, ROOM)
+            answer = kernel_view.retrieve_for_lanes(self.core.address, key, 0, LENGTH, row, ROOM)
             if answer & 0xFFFF == at.TIMED_OUT:
                 self._gave_up()
 
@@ -264,7 +264,7 @@ class StoreModel:
 
     def _size_of(self, key: int, row: int, nbytes: int) -> int:
         """Retrieve a value and return its size, or -1 if it is absent or the command timed out."""
-        answer = kernel_view.run(self.core.address, key, 0, LENGTH, row, nbytes)
+        answer = kernel_view.retrieve_for_lanes(self.core.address, key, 0, LENGTH, row, nbytes)
         status = answer & 0xFFFF
         if status == at.TIMED_OUT:
             self._gave_up()
@@ -278,7 +278,7 @@ class StoreModel:
         return answer >> 16
 
     def _use_ticket(self, key: int, row: int, *, share: bool, hold: bool) -> None:
-        number = kernel_view.submit_one(self.core.address, key, 0, LENGTH)
+        number = kernel_view.submit_ticket(self.core.address, key, 0, LENGTH)
         if number < 0:
             return
         ticket = Ticket(number, key)
@@ -292,12 +292,12 @@ class StoreModel:
     def _take(self, ticket: Ticket, row: int, *, patient: bool) -> None:
         core = self.core.address
         attempt = 0
-        status = kernel_view.poll_one(core, ticket.number)
+        status = kernel_view.poll_ticket(core, ticket.number)
         while patient and status < 0:
             backoff(attempt)
             attempt += 1
-            status = kernel_view.poll_one(core, ticket.number)
-        size = kernel_view.take_one(core, ticket.number, row, ROOM)
+            status = kernel_view.poll_ticket(core, ticket.number)
+        size = kernel_view.take_ticket(core, ticket.number, row, ROOM)
         if status == at.TIMED_OUT:
             self._gave_up()
         if size == kernel_view.FAILED:

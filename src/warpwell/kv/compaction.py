@@ -33,7 +33,7 @@ class CompactionReport:
     segments : tuple of int
         Segments that were retired.
     moved : int
-        Values that were copied.
+        Number of values that were copied.
     moved_bytes : int
     freed_bytes : int
         Size of the retired files minus the size of the copies, in bytes.
@@ -48,10 +48,10 @@ class CompactionReport:
 def compact(records: Records, *, threshold: float = 0.5, progress: Progress | None = None) -> CompactionReport:
     """Reclaim the space of dead values while readers and the writer continue.
 
-    Copies are ordinary records, so a crash at any time leaves a store with both or with the old values. If a caller has
-    appended records without committing them, the copies join that group, which the caller commits, and the segments are
-    removed at the next snapshot (see `Log.emptied`): until then the journal may refer to their values. Their
-    files are deleted when no reader uses a location that it looked up before.
+    Copies are ordinary records, so a crash at any time leaves a store with the old values, and maybe with copies too.
+    If a caller has appended records without committing them, the copies join that group, which the caller commits, and
+    the segments are removed at the next snapshot (see `Log.emptied`): until then the journal may refer to their values.
+    The segments' files are deleted when no reader uses a location in them any more.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def _size(log: Log, segment: int) -> int:
 def _read(log: Log, locations: NDArray[np.int64]) -> list[Any]:
     """Read values and check them: a damaged value must not be copied with a new checksum.
 
-    A value that is larger than a batch is not read: it checks itself when it is copied.
+    A value that is larger than a batch is not read here: `StoredValue.copy` checks it.
     """
     stored = [log.segments.stored(location) for location in locations]
     if len(stored) == 1 and stored[0].nbytes > _BATCH_BYTES:

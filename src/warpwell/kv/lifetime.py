@@ -37,7 +37,7 @@ from .records import Records
 _logger = logging.getLogger(__name__)
 
 _SECONDS = 5.0
-"""Time that a fork waits for a refresh, and `settle` for dropped stores, in seconds."""
+"""Time that a fork waits for a refresh, and `wait_until_closed` for dropped stores, in seconds."""
 _DEVICE_SECONDS = 60.0
 """Time that a dropped store on a device waits for the kernels that use it, in seconds."""
 
@@ -83,7 +83,7 @@ class Estate:
             except errors.SharingError:  # kernels are under way
                 clock.sleep(0.01)
             except Exception:
-                break  # `close` meets the error again, and reports it
+                break  # `close` raises the same error, and reports it
         self.close()
 
     def close(self) -> None:
@@ -105,10 +105,7 @@ class Estate:
             _logger.error("warpwell: %s could not be closed: %s", where, why)
 
     def finish(self) -> None:
-        """Close at the end of the program; a store that is open for reading only reads the batches in flight.
-
-        Their threads end with the program, and streams of a GPU would wait for them forever.
-        """
+        """Close at the end of the program. If the store is open for reading, only read the batches in flight."""
         if self.engine is not None and self.pid == os.getpid():
             for batch in list(self.engine.gathered):
                 batch.read()
@@ -147,9 +144,9 @@ def open_stores() -> list[_OpenStore]:
     return [store for store in (reference() for reference in list(_open.values())) if store is not None]
 
 
-def settle(seconds: float = _SECONDS) -> None:
+def wait_until_closed(seconds: float = _SECONDS) -> None:
     """Wait until dropped stores are closed: their records are durable then, and their locks are free."""
-    closing.settle(seconds)
+    closing.wait_until_closed(seconds)
 
 
 # -- dropped stores -----------------------------------------------------------------------------------------------

@@ -96,11 +96,11 @@ def method(function: Any, name: str, data: bytes, keep: Any) -> Callable[..., An
     Parameters
     ----------
     function : native function
-        Receives the addresses of `data` (a bytes object) and of the arguments, the number of positional arguments,
-        and the address of the names of the others or 0. It keeps the interpreter lock. Returns the address of a new
-        reference; 0 if a Python exception is set.
+        Receives the addresses of `data` (a bytes object) and of the arguments, the number of positional arguments, and
+        the address of the names of keyword arguments or 0. Keeps the interpreter lock. Returns the address of a new
+        reference, or 0 if a Python exception is set.
     keep : object
-        Lives as long as the result.
+        An object to keep alive as long as the result.
     """
     definition = _MethodDefinition(name.encode(), function.address, _METH_FASTCALL_KEYWORDS, None)
     _keep.append(definition)

@@ -31,7 +31,7 @@ Path = str | os.PathLike[str]
 T = TypeVar("T")
 
 _LOCKED_SECONDS = 60.0
-"""Timeout in seconds for dropped stores to close when a store to be opened is locked."""
+"""Maximum time in seconds to wait until dropped stores are closed, if a store to open is locked."""
 
 
 def create(
@@ -85,7 +85,7 @@ def create(
         "segment_bytes": checked_nbytes(segment_bytes, "segment_bytes"),
     }
     if isinstance(shards, str | bytes | os.PathLike) or not isinstance(shards, Iterable | None):
-        raise errors.ArgumentError(f"shards is {shards!r}: give a list of folders", name="shards")
+        raise errors.ArgumentError(f"shards is {shards!r}: pass a list of folders", name="shards")
     folders = None if shards is None else [os.path.abspath(checked_path(folder, "shards")) for folder in shards]
     _check_shards(os.path.abspath(path), folders)
 
@@ -104,11 +104,11 @@ def create(
 
 def _after_dropped(make_log: Callable[[], T]) -> T:
     """Wait until dropped stores are closed, longer if the store is locked; return the result of `make_log`."""
-    lifetime.settle()
+    lifetime.wait_until_closed()
     try:
         return make_log()
-    except errors.SharingError:  # possibly of a dropped store whose commit takes long
-        lifetime.settle(_LOCKED_SECONDS)
+    except errors.SharingError:  # the lock of a dropped store, perhaps, whose commit takes long
+        lifetime.wait_until_closed(_LOCKED_SECONDS)
         return make_log()
 
 
@@ -196,7 +196,7 @@ def open_store(
         another one.
     """
     if mode not in ("r", "r+"):
-        raise errors.ArgumentError(f'mode is {mode!r}: "r" to read, "r+" to write too', name="mode")
+        raise errors.ArgumentError(f'mode is {mode!r}: choose "r" to read, or "r+" to read and write', name="mode")
     path = checked_path(path)
     options = DeviceOptions(
         device="cpu" if device is None else _device(device),
@@ -251,7 +251,7 @@ def seal(path: Path) -> None:
         store.seal()
 
 
-# -- stores that are sent to another process: they are opened again there ------------------------------------------
+# -- stores that are sent to another process, which opens them again ------------------------------------------
 
 
 def _reduced(store: Store) -> tuple[Any, ...]:
@@ -302,7 +302,7 @@ def _check_device_options(device: str | None, options: DeviceOptions, controller
     checked_callable(drive, "drive")
     if controller_store is not None and not isinstance(controller_store, DeviceStore):
         raise errors.ArgumentError(
-            f"beside is {controller_store!r}: give a store that was opened with device=", name="beside"
+            f"beside is {controller_store!r}: pass a store that was opened with device=", name="beside"
         )
     if device is None and (options != DeviceOptions(device="cpu") or controller_store is not None or drive is not None):
         raise errors.ArgumentError(
@@ -317,9 +317,9 @@ def _check_shards(path: str, folders: list[str] | None) -> None:
     if folders is None:
         return
     if not 1 <= len(folders) <= MAX_SHARDS:
-        raise errors.ArgumentError(f"{len(folders)} shards: name 1 to {MAX_SHARDS} folders", name="shards")
+        raise errors.ArgumentError(f"{len(folders)} shards: pass 1 to {MAX_SHARDS} folders", name="shards")
     if len({path, *folders}) != len(folders) + 1:
-        raise errors.ArgumentError("a folder is named twice in path and shards: give each its own", name="shards")
+        raise errors.ArgumentError("path and shards name a folder twice: pass different folders", name="shards")
 
 
 def put_aside(main: str, folders: list[str], undo: contextlib.ExitStack) -> Callable[[], None]:

@@ -26,7 +26,7 @@ ROUNDS = 16
 """Rounds of the network. From 12 rounds on, a count of all orders of up to 6 positions over 60,000 seeds shows no
 bias."""
 MIN_BITS = 6
-"""With fewer than 6 bits the two halves are too small for an unbiased order, with any number of rounds."""
+"""Minimum number of bits: with fewer, the two halves are too small for an unbiased order, with any number of rounds."""
 MAX_SIZE = 1 << 62
 
 # Indices into the array that device code receives
@@ -61,7 +61,7 @@ class Permutation:
     def __init__(self, size: int, seed: int = 0, epoch: int = 0) -> None:
         size = self.size = checked_integer(size, "size", minimum=None)
         if not 1 <= size <= MAX_SIZE:
-            raise errors.ArgumentError(f"size is {size}; an order has 1 to 2**62 positions", name="size")
+            raise errors.ArgumentError(f"size is {size}: pass 1 to 2**62 positions", name="size")
         self.seed = checked_integer(seed, "seed", minimum=None)
         self.epoch = checked_integer(epoch, "epoch", minimum=None)
         bits = max(MIN_BITS, (size - 1).bit_length())
@@ -94,7 +94,7 @@ class Permutation:
         requested = np.asarray(positions)
         if requested.size and (requested.min() < 0 or requested.max() >= self.size):
             raise errors.ArgumentError(
-                f"positions from {requested.min()} to {requested.max()}; this order has 0 to {self.size - 1}",
+                f"positions from {requested.min()} to {requested.max()}: this order has positions 0 to {self.size - 1}",
                 name="positions",
             )
         flat = requested.reshape(-1).astype(np.int64)
@@ -102,7 +102,7 @@ class Permutation:
         return flat.reshape(requested.shape)
 
     def slice(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the numbers at positions start to ``stop - 1``."""
+        """Return the numbers at positions `start` to ``stop - 1``."""
         return self(np.arange(start, stop, dtype=np.int64))
 
 

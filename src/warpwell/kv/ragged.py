@@ -91,8 +91,8 @@ class Ragged:
         shape: tuple[int, ...],
         item_type: type,
     ) -> None:
-        lengths = np.ascontiguousarray(lengths)  # native code reads them; those of `ragged[::2]` lie apart
-        self._items = source, starts  # together, because `_packed` replaces them
+        lengths = np.ascontiguousarray(lengths)  # native code reads them; the lengths of `ragged[::2]` are strided
+        self._items = source, starts  # one tuple, because `_packed` replaces both at once
         self.item_shape, self._width = shape, _size(shape)
         self.dtype, self.lengths, self.item_type = source.dtype, lengths, item_type
         self._is_padded = False  # whether only zeros are known to be between the items
@@ -161,7 +161,7 @@ class Ragged:
 
     @property
     def values(self) -> NDArray[Any]:
-        """The items one after the other: [total] or [total, ...]. Items that lie apart are copied at the first use."""
+        """The items one after the other, [total] or [total, ...]; non-contiguous items are copied at first use."""
         return self._packed()[0]
 
     @property
@@ -282,7 +282,8 @@ def _size(shape: tuple[int, ...]) -> int:
 def _refuse_nulls(array: Any) -> None:
     if array.null_count:
         raise errors.ArgumentError(
-            f"an Arrow array has {array.null_count} nulls, and records have a value in each field: fill or drop them",
+            f"an Arrow array has {array.null_count} nulls, but records have a value in each field: fill or drop the "
+            "nulls",
             name="array",
         )
 

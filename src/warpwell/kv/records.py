@@ -30,10 +30,10 @@ from .log.staged import Staged
 STAGED_BYTES = 1 << 20
 """Maximum size of all staged records, in bytes; a larger value is not staged."""
 STAGED_RECORD_BYTES = 128
-"""Memory that a staged record takes in addition to its value, in bytes: more than its journal record and padding."""
+"""Memory of a staged record in addition to its value, in bytes: more than its journal record and padding."""
 
 _RETRY = 4096
-"""Records between attempts at a snapshot that does not fit on the disk: each writes all keys."""
+"""Number of records between attempts at a snapshot that does not fit on the disk: each attempt writes all keys."""
 
 
 class Records:
@@ -58,11 +58,11 @@ class Records:
         self.lock = log.lock
         self._compacting = threading.RLock()
         self._is_compacting = False
-        self._retry_at = 0  # after a snapshot that failed: the sequence number from which on to try again
+        self._retry_at = 0  # after a failed snapshot: the sequence number at which to try again
         self._changing = False
-        self._unfinished = False  # a refresh was interrupted: the index may lack what the log has read
-        self._seq = log.seq  # of the last refresh that ended
-        self._forks: list[None] = []  # one for each thread that waits in `block_refreshes`
+        self._unfinished = False  # a refresh was interrupted: the index may lack records that the log has read
+        self._seq = log.seq  # sequence number of the last complete refresh
+        self._forks: list[None] = []  # an item for each thread that waits in `block_refreshes`
         self.staged: Staged = {}
         self.staged_bytes = 0  # approximate if several threads put
         self.max_staged_bytes = STAGED_BYTES if log.writable and log.durability != "always" else 0
@@ -206,8 +206,8 @@ class Records:
         with self.lock, uninterrupted():
             if self._changing:
                 raise errors.SharingError(
-                    f"{self.path} is being changed by the call that this one interrupts: do not use a store in a"
-                    " finalizer",
+                    f"{self.path} is being changed by a call that this call interrupts: do not use a store in a "
+                    "finalizer",
                     path=self.path,
                 )
             self._changing = True
@@ -217,7 +217,7 @@ class Records:
                 self._changing = False
 
     def put(self, keys: Keys, values: Any) -> None:
-        """Append values and index them; the last of equal keys wins."""
+        """Append values and index them; if a key occurs several times, its last value counts."""
         with self.change():
             self._flush()
             if keys.full is not None:
@@ -271,7 +271,7 @@ class Records:
             self._write_flushing()
 
     def _take_staged(self) -> bool:
-        """Make the staged records those that are flushed; return whether there are any."""
+        """Move the staged records to `_flushing`; return whether there are any."""
         self._flushing = staged = self.staged
         self.staged = {}
         self._flushing = staged.copy()
@@ -312,8 +312,8 @@ class Records:
                 first = keys_by_hash.setdefault(keys.words[k].tobytes(), stored[k] or key)
                 if first != key:
                     raise errors.ArgumentError(
-                        f"keys {key!r} and {first!r} have the same hash, so {self.path} can hold only one of them:"
-                        " change one of them",
+                        f"keys {key!r} and {first!r} have the same hash, so {self.path} can store only one of them: "
+                        "change one key",
                         name="key",
                     )
 
@@ -329,7 +329,7 @@ class Records:
     def commit(self) -> int:
         """Make all changes durable; return their sequence number."""
         with self.change():
-            # With records that a failed call left, a group has two parts.
+            # If a failed call left records, the group has two parts.
             sequence = self._commit_flushing() if not self._flushing and self._take_staged() else None
             if sequence is None:
                 self._flush()
@@ -376,7 +376,7 @@ class Records:
             self._stop_staging()
             try:
                 if not commit:
-                    self.log._pending = Pending()  # otherwise `log.close` would commit them
+                    self.log._pending = Pending()  # otherwise `log.close` would commit these records
                 elif self.log.writable and not self.log.failed:
                     try:
                         self._flush()
@@ -429,7 +429,8 @@ class Records:
         with self._compacting:
             if self._is_compacting:
                 raise errors.SharingError(
-                    f"{self.path} is being compacted by the call that this one interrupts: compact it after that call",
+                    f"{self.path} is being compacted by a call that this call interrupts: compact the store after "
+                    "that call",
                     path=self.path,
                 )
             self._is_compacting = True

@@ -130,7 +130,7 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
     report.lost += [
         Problem(shards[shard], None, str(error))
         for shard, error in missing.items()
-        if not isinstance(error, errors.CorruptionError)  # the values of a damaged shard are read nevertheless
+        if not isinstance(error, errors.CorruptionError)  # the values of a damaged shard are read anyway
     ]
     # The folders of logs, and for each the folders of its segments.
     logs = [(shard.path, [shard]) for shard in folders] if manifest.separate_logs else [(folder, folders)]
@@ -221,7 +221,7 @@ def _state(folder: str, segments: Segments, report: SalvageReport, copies: Copie
     if journals:
         floor = max(found.floor, highest(marks, journals[-1].salt)[0]) if is_current else newest
         committed = journals[-1].committed = _last_committed(journals[-1], floor, segments, copies)
-        if damaged_marks:  # they may have named the later records
+        if damaged_marks:  # these marks may have named later records
             report.missing_records += int(np.count_nonzero(journals[-1].records["seq"] > committed))
     if not is_current:  # the current journal is lost with an unknown number of records
         report.missing_records += max(1, max((mark[0] for mark in marks), default=0) - newest)
@@ -233,8 +233,8 @@ def _state(folder: str, segments: Segments, report: SalvageReport, copies: Copie
 def _last_committed(journal: JournalRecords, floor: int, segments: Segments, copies: Copies) -> int:
     """Return the number of the last committed record of a journal, as recovery finds it.
 
-    Records up to `floor` were durable, and so were the records before a group with the flag ORDERED or SYNCED. A crash
-    may have torn the groups after them: they count up to the first group that is incomplete or lacks a value.
+    Records up to `floor` and records before a group with the flag ORDERED or SYNCED were durable. A crash
+    may have torn the groups after these: they count up to the first group that is incomplete or lacks a value.
     """
     records = journal.records
     is_flagged = (records["flags"] & (ORDERED | SYNCED)) != 0
@@ -249,7 +249,8 @@ def _last_committed(journal: JournalRecords, floor: int, segments: Segments, cop
     slots = journal.slots[rows]
     for segment in np.unique(segment_of(slots[slots[:, 2] > 0, 2])).tolist():
         _open(segments, segment)
-    # A segment is durable before a record refers to it. So no crash takes it away, and its values are lost.
+    # A segment is durable before a record refers to it. So the crash did not remove the segment, and its values are
+    # lost.
     is_torn = (value_status(slots, segments) > 0) & np.isin(segment_of(slots[:, 2]), segments.ids())
     is_torn &= (records["flags"][rows] & ORDERED) == 0
     is_torn &= np.fromiter((tuple(location) not in copies for location in slots[:, 2:].tolist()), np.bool_, len(slots))
@@ -352,7 +353,7 @@ class DamagedFolder:
         return sorted(int(stem) for stem, end in names if end == suffix and stem.isdecimal())
 
     def files(self, kind: int) -> list[tuple[int, str, bytes]]:
-        """Return id, path and contents of all files of a kind, ordered by id."""
+        """Return id, path and contents of all files of a type, ordered by id."""
         out = []
         for id in self._ids[kind]:
             path = os.path.join(self.folder, file_name(kind, id))
@@ -422,7 +423,7 @@ def read_journals(found: DamagedFolder, copies: Copies) -> list[JournalRecords]:
             good &= records["salt"] == salts[np.argmax(counts)]
         is_value = _find_values(data, records, good, copies)
         good &= ~is_value
-        # After a write that failed and was replaced by a shorter one, old records follow the last one.
+        # If a shorter write replaced a failed write, old records follow the last record.
         seqs = np.where(good, records["seq"], 0)
         good[1:] &= seqs[1:] > np.maximum.accumulate(seqs)[:-1]
         intact = records[good]

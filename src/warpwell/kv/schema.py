@@ -125,7 +125,7 @@ class Schema:
         offset += _aligned(LENGTH_BYTES * len(lengths))
         if offset > MAX_VALUE:
             raise errors.SchemaError(
-                f"a record of this schema has {offset} bytes where a value has at most {MAX_VALUE}: split it"
+                f"a record of this schema has {offset} bytes, but a value has at most {MAX_VALUE}: split it"
             )
         self.fields = tuple(listed)
         self.ragged = tuple(f for f in listed if f.is_ragged)
@@ -181,7 +181,7 @@ class Schema:
         try:
             fields = {name: (dtype, tuple(shape)) for name, dtype, shape in data}
         except (TypeError, ValueError):
-            raise errors.SchemaError(f"a manifest has the invalid schema {data!r}: was the manifest edited?") from None
+            raise errors.SchemaError(f"a manifest has the invalid schema {data!r}: restore it from a copy") from None
         return cls(fields)
 
     # -- records --------------------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ class Schema:
 
 
 def _finish(arrays: list[tuple[Any, ...]], record: dict[Any, Any]) -> dict[str, Any]:
-    """Complete a dict that has the contents of ragged fields, and the fixed part of the record for None.
+    """Complete a dict that has the contents of ragged fields, and under None the fixed part of the record.
 
     Each array has a name, a dtype, a count, the offset in the fixed part (negative for a ragged field), and a shape.
     """
@@ -391,12 +391,12 @@ def _field(name: Any, spec: Any, offset: int) -> Field:
         spec = (spec, ())
     if isinstance(spec, Sequence) and len(spec) == 2 and spec[0] in ("str", str, "bytes", bytes):
         if spec[1] not in ((), (None,), [], [None]):
-            raise _field_error(name, f"is {spec!r}: a string or bytes has no shape")
+            raise _field_error(name, f"is {spec!r}: omit the shape, which strings and bytes do not have")
         return Field(name, np.dtype(np.uint8), (None,), offset, str if spec[0] in ("str", str) else bytes)
     if not isinstance(spec, Sequence) or len(spec) != 2:
-        raise _field_error(name, f"is {spec!r}: give (dtype, shape)")
+        raise _field_error(name, f"is {spec!r}: pass (dtype, shape)")
     try:
-        dtype = np.dtype("None" if spec[0] is None else spec[0])  # NumPy takes None for float64
+        dtype = np.dtype("None" if spec[0] is None else spec[0])  # NumPy treats None as float64
     except TypeError:
         raise _field_error(
             name,
@@ -413,15 +413,15 @@ def _field(name: Any, spec: Any, offset: int) -> Field:
     shape = (raw,) if isinstance(raw, int) else raw
     extents = shape[1:] if isinstance(shape, Sequence) and shape[:1] in ((None,), [None]) else shape
     if not isinstance(shape, Sequence) or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in extents):
-        raise _field_error(name, f"has shape {raw!r}: give positive integers, or (), or None first for a ragged field")
+        raise _field_error(name, f"has shape {raw!r}: pass positive integers, or (), or None first for a ragged field")
     return Field(name, dtype, tuple(shape), offset)
 
 
 def _checked(field: Field, value: Any, shape: tuple[Any, ...]) -> NDArray[Any]:
     typed = hasattr(value, "dtype")
-    nulls = getattr(value, "null_count", 0)  # of Arrow and Polars: NumPy takes nulls for NaN
+    nulls = getattr(value, "null_count", 0)  # Arrow and Polars have nulls, which NumPy would convert to NaN
     if nulls() if callable(nulls) else nulls:
-        raise _field_error(field.name, "has nulls, and records have a value in each field: fill or drop them")
+        raise _field_error(field.name, "has nulls, but records have a value in each field: fill or drop the nulls")
     try:
         is_list = str(getattr(value, "type", "")).startswith("fixed_size_list")  # of pyarrow
         array = numbers_of_lists(value) if is_list else np.asarray(value)
@@ -431,8 +431,7 @@ def _checked(field: Field, value: Any, shape: tuple[Any, ...]) -> NDArray[Any]:
     if typed and array.dtype != field.dtype:
         raise _field_error(
             field.name,
-            f"has dtype {array.dtype} where the schema says {field.dtype}:"
-            f" convert it with astype({field.dtype.name!r})",
+            f"has dtype {array.dtype}, but the schema has {field.dtype}: convert it with astype({field.dtype.name!r})",
         )
     expected = shape
     if shape[:1] == (None,):
@@ -441,7 +440,7 @@ def _checked(field: Field, value: Any, shape: tuple[Any, ...]) -> NDArray[Any]:
         shape = (len(array), *shape[1:]) if array.ndim else shape
     if array.shape != shape:
         raise _field_error(
-            field.name, f"has shape {array.shape} where {expected} is expected: reshape it, or check the number of keys"
+            field.name, f"has shape {array.shape}, but {expected} is expected: reshape it, or check the number of keys"
         )
     if array.dtype == field.dtype:
         return array
@@ -477,7 +476,7 @@ def _column(field: Field, value: Any, count: int) -> Ragged | _Pieces:
     """Return the items of a ragged field, checked."""
     column = _as_ragged(field, value)
     if len(column.lengths) != count:
-        raise _field_error(field.name, f"has {len(column.lengths)} items for {count} keys: give one for each")
+        raise _field_error(field.name, f"has {len(column.lengths)} items for {count} keys: pass one for each")
     if isinstance(column, _Pieces):
         return column
     is_same_type = column.item_type is field.item_type or str not in (column.item_type, field.item_type)
@@ -528,7 +527,7 @@ def _item(field: Field, value: Any) -> tuple[Any, int]:
 
 
 def _check_text(field: Field, column: Ragged) -> None:
-    """Raise SchemaError unless each item is UTF-8: all of it is, and no item begins inside of a character."""
+    """Raise SchemaError unless each item is UTF-8: the whole buffer is, and no item begins inside of a character."""
     values = column.values
     starts = column.offsets[:-1][column.lengths > 0]
     try:
@@ -620,7 +619,7 @@ def _holds_addresses(value: Any, view: memoryview) -> bool:
     dtype = getattr(value, "dtype", None)
     if isinstance(dtype, np.dtype):
         return bool(dtype.hasobject)
-    return any(code in view.format for code in "OPzZ")  # of ctypes: objects, and pointers to anything and to strings
+    return any(code in view.format for code in "OPzZ")  # codes of ctypes for objects, pointers, and pointers to strings
 
 
 def many_values(values: Any, keys: Keys) -> Any:
@@ -645,7 +644,7 @@ def many_values(values: Any, keys: Keys) -> Any:
     else:
         packed = list(values)
     if len(packed) != keys.size:
-        raise errors.ArgumentError(f"{len(packed)} values for {keys.size} keys: give one for each", name="values")
+        raise errors.ArgumentError(f"{len(packed)} values for {keys.size} keys: pass one for each", name="values")
     if isinstance(packed, np.ndarray | Ragged) or all(type(v) is bytes and len(v) <= MAX_VALUE for v in packed):
         return packed
     return [one_value(v, keys.row(k)) for k, v in enumerate(packed)]

@@ -47,7 +47,7 @@ def _serve(reads: queue.SimpleQueue[_Read]) -> None:
             future.set_result(read())
         except BaseException as error:  # `wait` raises it
             future.set_exception(error)
-        del future, read  # a store that only this read refers to can be dropped
+        del future, read  # so that a store to which only this read refers can be dropped
 
 
 def _after_fork() -> None:
@@ -84,7 +84,7 @@ class HostFuture:
         Raises
         ------
         TimeoutError
-            It took longer than `timeout` seconds.
+            The read took longer than `timeout` seconds.
         ForkError
             The parent process started the read before it forked this process.
         """
@@ -94,7 +94,7 @@ class HostFuture:
             return self._future.result(timeout)
         except concurrent.futures.TimeoutError as error:
             if self._future.done():
-                raise  # the error of the read itself
+                raise  # an error of the read itself
             raise TimeoutError(f"the read is not done after {timeout:g} s: wait longer") from error
 
     def done(self) -> bool:
@@ -384,7 +384,7 @@ class Store(MutableMapping[Any, Any]):
             self._records.flush()
             self.delete_many(self._records.index.entries()[0])  # including keys that are damaged
 
-    __eq__ = object.__eq__  # comparing records would read all of them
+    __eq__ = object.__eq__  # a comparison of contents would read all records
     __hash__ = object.__hash__
 
     # -- the whole store ------------------------------------------------------------------------------------

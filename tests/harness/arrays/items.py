@@ -343,7 +343,7 @@ class ItemConformance:
                 np.testing.assert_array_equal(np.asarray(field[[5, -1, 5]]), model[name][[5, -1, 5]])
                 np.testing.assert_array_equal(np.asarray(field[2]), model[name][2])
                 field[4:9] = model[name][4:9] = model[name][4:9] + 1
-            assert np.asarray(a[:]).tobytes() == model.tobytes(), "a field's neighbours are left alone"
+            assert np.asarray(a[:]).tobytes() == model.tobytes(), "a field's neighbors are left alone"
             if len(shape) == 1:
                 out = np.zeros(70, np.float32)
                 self.run(read, 70, a["x"], np.arange(70), out)

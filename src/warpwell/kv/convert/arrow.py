@@ -33,7 +33,7 @@ _READ_BYTES = 1 << 20
 
 
 class _Column(NamedTuple):
-    """A field of a record, and the column, or a child of its structs, that holds it."""
+    """A field of a record, and the column, or the child of a struct column, that has its values."""
 
     column: str
     child: str | None
@@ -50,7 +50,7 @@ class _Dump(NamedTuple):
     has_schema : bool
         Without a schema the column `VALUE` has the values.
     bytes_fields : set of str
-        The fields of bytes; other fields with bytes are arrays of uint8.
+        Names of the fields of bytes; the other ragged fields of uint8 are arrays.
     """
 
     metadata: dict[str, Any]
@@ -71,11 +71,11 @@ class ArrowSource(Source):
     paths : list of pathlib.Path
         The files, in order: Parquet, Arrow streams or Arrow files.
     rule : str, optional
-        One of `KEY_RULES`; names are the items of `key_field`, and the default if there is one.
+        One of `KEY_RULES`; names are the items of `key_field`. By default "name" if `key_field` is passed.
     key_field : str, optional
         Column of keys: integers, text or bytes. Rows are numbered by default, unless the file is a dump.
     fields : list of str, optional
-        Columns to take; all but the keys by default.
+        Columns to load; by default all except the keys.
 
     Raises
     ------
@@ -173,8 +173,7 @@ class ArrowSource(Source):
         elif types.is_boolean(type) or types.is_integer(type) or types.is_floating(type):
             return np.dtype(type.to_pandas_dtype()).name, ()
         raise ArgumentError(
-            f"{where} is {type}, and a field holds numbers, text, bytes or lists of numbers: choose columns with "
-            "--fields",
+            f"{where} is {type}, but a field is numbers, text, bytes or lists of numbers: choose columns with --fields",
             name="fields",
         )
 
@@ -197,7 +196,7 @@ class ArrowSource(Source):
             yield Batch(keys[rows], records, int(sizes[rows].sum()), (start + rows.stop) / self.records)
 
     def _child(self, array: Any, child: str | None, where: str, start: int) -> Any:
-        """Return the array that holds a field, without wrappers."""
+        """Return the array of a field: the storage of an extension type, decoded, or a child of a struct."""
         if isinstance(array, self._pa.ExtensionArray):
             array = array.storage
         if self._pa.types.is_dictionary(array.type):
@@ -213,7 +212,7 @@ class ArrowSource(Source):
         return array
 
     def _values(self, array: Any, spec: Any, where: str) -> tuple[Any, Any]:
-        """Return a column for `Store.put_many`, and the size of each item, or of all."""
+        """Return a column for `Store.put_many`, and the size of each item, or one size for all items."""
         pa = self._pa
         if not pa.types.is_nested(array.type) and spec in ("str", IMAGE, _BYTES):
             array = array.cast(pa.large_string() if spec == "str" else pa.large_binary())
@@ -282,7 +281,7 @@ class ArrowSource(Source):
                 found = schema.field(name).type if schema.get_field_index(name) >= 0 else "missing"
                 if found != first.field(name).type:
                     raise FormatError(
-                        f"{path}: the column {name} is {found}, and {first.field(name).type} in {self.paths[0]}: "
+                        f"{path}: the column {name} is {found}, but {first.field(name).type} in {self.paths[0]}: "
                         f"load files with the same columns, or {_ADVICE}",
                         path=path,
                     )
@@ -337,7 +336,7 @@ def data_set_files(folder: Path) -> list[Path]:
     Raises
     ------
     FormatError
-        Its list of files is damaged, or rows are selected by another file.
+        The folder's list of files is damaged, or another file selects rows.
     """
     try:
         state = json.loads((folder / "state.json").read_bytes())
@@ -366,7 +365,7 @@ def to_parquet(store: Store, path: Path, progress: Callable[[str, int, int], obj
     ArgumentError
         The package ``pyarrow`` is missing, Arrow has no type for a field, or the store was changed during the dump.
     StorageFullError
-        No space is left; remove what is at `path`.
+        No space is left; remove the file at `path`.
     """
     parquet = imported("pyarrow.parquet", "table")
     keys = store.ordered()
@@ -422,7 +421,7 @@ def _column_of(field: Field, values: Any) -> Any:
 
 
 def _dump_of(schema: Any) -> _Dump | None:
-    """Return what `to_parquet` has written into the metadata of a schema, or None."""
+    """Return the `_Dump` that `to_parquet` has written into the metadata of a schema, or None."""
     try:
         described = json.loads(schema.metadata[_DUMPED])
         fields, metadata = described["schema"], dict(described["metadata"])

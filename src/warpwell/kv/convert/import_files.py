@@ -36,7 +36,7 @@ IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".we
 """Suffixes of images, the same as in torchvision's ``ImageFolder``."""
 
 DATA_SETS = (".parquet", ".arrow", ".tar", ".lance", ".mdb")
-"""Suffixes of files that are hardly meant as values."""
+"""Suffixes of data sets: such a file is hardly meant to be a value."""
 
 LAYOUTS = ("classes", "files")
 
@@ -49,7 +49,7 @@ class FolderSource(Source):
 
     In a folder of classes (ROOT/CLASS/FILE), the label is the position of CLASS among all classes in alphabetical
     order, as in torchvision's ``ImageFolder``, and the name is the path in ROOT. Hidden files and folders, and loose
-    files in ROOT, are skipped. Links to folders are followed there, and nowhere else.
+    files in ROOT, are skipped. Links to folders are followed only in a folder of classes.
 
     Parameters
     ----------
@@ -59,12 +59,12 @@ class FolderSource(Source):
         One of `KEY_RULES`; names are paths relative to the folder, with ``/``. By default images are numbered, and
         other files have names.
     layout : {"classes", "files"}, optional
-        By default a folder whose folders hold nothing but images is one of classes.
+        By default, a folder is one of classes if its folders have only images.
 
     Raises
     ------
     FormatError
-        There is no file in it, a class has no image, folders form a loop, or it is not clear what the classes are.
+        The folder has no file, a class has no image, folders form a loop, or it is not clear what the classes are.
     """
 
     def __init__(self, path: Path, rule: str | None, layout: str | None = None) -> None:
@@ -77,7 +77,7 @@ class FolderSource(Source):
         loose = [entry.name for entry in shown if not entry.is_dir()]
         self.kind = "classes" if layout == "classes" or (layout is None and self._holds_classes(loose)) else "folder"
         super().__init__(path, rule or ("name" if self.kind == "folder" else "number"))
-        # names alone take far less than the values, and their number gives the time left
+        # list all names first: they take far less memory than values, and the time left follows from their number
         if self.kind == "folder":
             self.records = self._count_files(layout)
             return
@@ -155,7 +155,7 @@ class FolderSource(Source):
         images = [name for name in loose if name.lower().endswith(IMAGES)]
         problem = ""
         if count and is_split:
-            problem = f"{self.path} holds folders of folders of images: give one of {', '.join(self._classes[:5])}"
+            problem = f"{self.path} holds folders of folders of images: choose one of {', '.join(self._classes[:5])}"
         elif count and images:
             problem = f"{self.path} holds folders of images and the loose image {images[0]}: move it into a folder"
         if problem:
@@ -174,7 +174,7 @@ def _is_hidden(name: str) -> bool:
 def _walk(folder: Path, above: tuple[str, ...] | None = None) -> Iterator[Path]:
     """Yield the files of a folder in the order of their paths.
 
-    With `above`, the real paths of the folders above it, links to folders are followed.
+    If the real paths of the folders above it are passed in `above`, links to folders are followed.
     """
     follow = above is not None
     if above is not None:
@@ -202,11 +202,11 @@ _TEXTS = ("txt", "text", "json")
 
 
 class TarSource(Source):
-    """A sample is the consecutive members with the same path up to the first dot in the file's name.
+    """Samples in tar archives: consecutive members with the same path up to the first dot in the file's name.
 
     The rest of the file's name is the field: an image is ``image``, ``cls`` becomes the integer ``label``, ``txt`` and
-    ``json`` are text, ``npy`` is an array of the shape of the first one, others are bytes. The path is the field
-    ``name``. Archives are read once from their start to their end.
+    ``json`` are text, ``npy`` is an array of the shape of the first sample's, other fields are bytes. The path is the
+    field ``name``. Archives are read once from their start to their end.
 
     Parameters
     ----------
@@ -262,9 +262,9 @@ class TarSource(Source):
             different = members.keys() != self.schema.keys() if self._takes_all else self.schema.keys() - members.keys()
             if different or len(members) != len(sample.value) + 1:
                 raise FormatError(
-                    f"{where} has {', '.join(sample.value)}, and the first one {', '.join(self.schema)}: put the "
-                    "members of a sample next to each other (tar --sort=name), or choose fields that all have with "
-                    "--fields",
+                    f"{where} has {', '.join(sample.value)}, but the first sample has {', '.join(self.schema)}: put "
+                    "the members of a sample next to each other (tar --sort=name), or choose with --fields the "
+                    "fields that all samples have",
                     path=self.where,
                 )
             value = {field: _value(self.schema[field], members[field], f"{where}: {field}") for field in self._fields}
@@ -293,7 +293,7 @@ class TarSource(Source):
 
 
 class _Member(tarfile.TarInfo):
-    """A member of an archive that must have an end mark: tarfile takes an archive for complete without one."""
+    """A member of an archive. Reading raises an error if the archive has no end mark, unlike in tarfile."""
 
     @classmethod
     def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _Member:
@@ -369,7 +369,7 @@ def _value(spec: Any, data: bytes, where: str) -> Any:
     array = _array(data, where)
     if (array.dtype.name, array.shape) != spec:
         raise FormatError(
-            f"{where} is {array.dtype.name} {array.shape}, and the first one is {spec[0]} {spec[1]}: leave the field "
+            f"{where} is {array.dtype.name} {array.shape}, but the first is {spec[0]} {spec[1]}: leave the field "
             "out with --fields",
             path=where,
         )
@@ -408,7 +408,7 @@ class LmdbSource(Source):
     ArgumentError
         The package ``lmdb`` is missing.
     FormatError
-        Not an LMDB environment, it does not have this database, or it is the unnamed one and holds named ones.
+        The path is not an LMDB environment or lacks this database, or its unnamed database lists named databases.
     """
 
     kind = "lmdb"
@@ -433,7 +433,7 @@ class LmdbSource(Source):
         if several and rule != "number":
             self.close()
             raise FormatError(
-                f"{path} has several values for one key, and a store holds one value a key: use --keys number to "
+                f"{path} has several values for one key, but a store has one value per key: use --keys number to "
                 "keep all",
                 path=path,
             )
@@ -468,7 +468,7 @@ class LmdbSource(Source):
             return
         shown = name.decode(errors="replace")
         raise FormatError(
-            f"{self.path} holds named databases, such as {shown!r}: give the one to load, as in --database {shown}",
+            f"{self.path} holds named databases, such as {shown!r}: choose one, as in --database {shown}",
             path=self.path,
         )
 
@@ -477,7 +477,7 @@ class LmdbSource(Source):
         try:
             return self._lmdb.open(str(self.path), **options)
         except (self._lmdb.ReadonlyError, OSError, self._lmdb.Error) as error:
-            # a folder that cannot be written to has no place for the lock of readers, and no writer either
+            # LMDB cannot create its lock file in a read-only folder, which cannot have a writer either
             if "ermission" not in str(error) and "ead-only" not in str(error):
                 raise
             return self._lmdb.open(str(self.path), lock=False, **options)

@@ -32,7 +32,7 @@ class NpzSource(Source):
     rule : str, optional
         One of `KEY_RULES`; names are the items of `key_field`.
     key_field : str, optional
-        The array of keys; ``keys`` if there is one, else rows are numbered.
+        The array of keys; by default ``keys``. If the file lacks this array, rows are numbered.
     fields : list of str, optional
         Arrays to take; all by default.
 
@@ -81,7 +81,8 @@ class NpzSource(Source):
         if len({array.shape[0] for array in self._arrays.values()}) > 1:
             listed = ", ".join(f"{name} has {array.shape[0]}" for name, array in self._arrays.items())
             raise FormatError(
-                f"{self.path}: the arrays have several lengths ({listed}): choose with --fields", path=self.path
+                f"{self.path}: the arrays differ in length ({listed}): choose arrays of one length with --fields",
+                path=self.path,
             )
         self.schema = {name: self._arrays[name].spec for name in chosen}
         self.records = self._arrays[chosen[0]].shape[0]
@@ -161,13 +162,13 @@ class NpzMember:
         while done < len(buffer):
             got = self._read(min(len(buffer) - done, _PIECE))
             if not got:
-                raise FormatError(f"{self.where} ends too early: is the file truncated?", path=self._path)
+                raise FormatError(f"{self.where} ends too early: get the file again", path=self._path)
             view[done : done + len(got)] = got
             done += len(got)
         return np.frombuffer(buffer, self.dtype).reshape(count, *self.shape[1:])
 
     def skip(self, count: int) -> None:
-        """Read `count` rows and drop them: a compressed array has no other way to the rows after them."""
+        """Read `count` rows and drop them: a compressed array cannot be read from the middle."""
         rows = max(1, _PIECE // max(1, self.row_bytes))
         for start in range(0, count, rows):
             self.read(min(rows, count - start))
@@ -175,7 +176,7 @@ class NpzMember:
     def finish(self) -> None:
         """Check that nothing is left. A zip file's checksum is compared at the end."""
         if self._read(1):
-            raise FormatError(f"{self.where} is longer than its header says", path=self._path)
+            raise FormatError(f"{self.where} is longer than its header says: get the file again", path=self._path)
 
     def close(self) -> None:
         """Close the array; the archive stays open."""

@@ -19,7 +19,7 @@ from .import_npz import NpzSource
 from .sources import KEY_RULES, Batch, Source
 
 _COMMIT_BYTES = 8 << 20
-"""A kill leaves at most the values of a commit and of a batch as dead bytes on disk."""
+"""Bytes of values between commits: a killed load leaves at most the values of a commit and a batch as dead bytes."""
 _COMMIT_RECORDS = 1 << 18
 
 _TAR = re.compile(r"\.(tar|tgz|tar\.(gz|bz2|xz))$", re.IGNORECASE)
@@ -67,7 +67,7 @@ FORMATS = {
     "lmdb": Format(LmdbSource, ("database",)),
     "npz": Format(NpzSource, ("key_field", "fields")),
 }
-"""Formats by what `_kind` returns for a path."""
+"""Formats by name; see `_recognized`."""
 
 
 def open_source(
@@ -126,7 +126,7 @@ def open_source(
     kind, files = next(iter(kinds.items()))
     if len(kinds) > 1 or (len(files) > 1 and not FORMATS[kind].takes_several):
         raise ArgumentError(
-            f"{len(paths)} sources were given ({' and '.join(kinds)}): give one, or several files of tar, Parquet or "
+            f"{len(paths)} sources were given ({' and '.join(kinds)}): pass one, or several files of tar, Parquet or "
             "Arrow",
             name="source",
         )
@@ -135,7 +135,7 @@ def open_source(
         if value is not None and name not in FORMATS[kind].options:
             formats = " and ".join(label for label, form in FORMATS.items() if name in form.options)
             option = "--" + name.replace("_", "-")
-            raise ArgumentError(f"{option} is for {formats}, and the source is a {kind}: leave it out", name=name)
+            raise ArgumentError(f"{option} is for {formats}, but the source is a {kind}: leave it out", name=name)
     opened: Any = files if FORMATS[kind].takes_several else files[0]
     return FORMATS[kind].open(opened, keys, **{name: options[name] for name in FORMATS[kind].options})
 
@@ -143,8 +143,8 @@ def open_source(
 def load(source: Source, store: Store, progress: Progress | None = None) -> LoadReport:
     """Put all records of a source into a store, in bounded memory; commit from time to time and at the end.
 
-    An interrupted load leaves a store with the records up to some batch. Records that the store has are skipped: they
-    must be the first ones of the source, which is checked by their number and the last one.
+    An interrupted load leaves a store with the first records of the source. The next load skips these records, after a
+    check of their number and of the last one.
 
     Parameters
     ----------
@@ -186,8 +186,8 @@ def _unloaded(source: Source, store: Store) -> Iterator[Batch]:
     if last is None or not _is_same(source, last, store.get(last.keys[0])):
         reason = "has fewer records" if last is None else f"has another record {count - 1:,}"
         raise FormatError(
-            f"{store.path} has {count:,} records, and {source.where} {reason}: it is not what the store was loaded "
-            "from. Load it into a new store, or replace this one with --overwrite",
+            f"{store.path} has {count:,} records, and {source.where} {reason}: the store has records of another "
+            "source. Load into a new store, or replace this store with --overwrite",
             path=store.path,
         )
     yield from (batch for batch in itertools.chain([last.from_record(1)], batches) if len(batch.keys))
@@ -212,7 +212,7 @@ def _check_new(source: Source, store: Store, batch: Batch) -> None:
     for key in batch.keys if isinstance(batch.keys, list) else batch.keys.tolist():
         if key in checked or key in store:
             raise FormatError(
-                f"{source.where}: the key {key!r} occurs twice, and a store holds one record a key: use --keys number",
+                f"{source.where}: the key {key!r} occurs twice, but a store has one record per key: use --keys number",
                 path=source.where,
             )
         checked.add(key)
@@ -257,7 +257,7 @@ def _recognized_folder(path: Path) -> tuple[str, list[Path]]:
         return "lmdb", [path]
     if (path / "dataset_dict.json").exists():
         splits = sorted(p.name for p in path.iterdir() if p.is_dir())
-        raise FormatError(f"{path} holds the splits {', '.join(splits)}: give the folder of one", path=path)
+        raise FormatError(f"{path} has the splits {', '.join(splits)}: pass the folder of one split", path=path)
     if (path / "state.json").exists() and (path / "dataset_info.json").exists():
         return "arrow", data_set_files(path)
     if (path / "MANIFEST").exists():
@@ -268,7 +268,7 @@ def _recognized_folder(path: Path) -> tuple[str, list[Path]]:
         if len(splits) > 1:
             first = next(file for file in files if file.name.startswith(splits[-1]))
             raise FormatError(
-                f"{path} holds the splits {', '.join(splits)}: give the files of one, such as "
+                f"{path} holds the splits {', '.join(splits)}: pass the files of one split, such as "
                 f"'{first.parent}/{splits[-1]}-*.parquet'",
                 path=path,
             )

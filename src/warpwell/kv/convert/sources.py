@@ -61,7 +61,7 @@ class Source:
     Parameters
     ----------
     where : str or pathlib.Path
-        The source in messages.
+        Name of the source in messages.
     rule : str
         One of `KEY_RULES`.
 
@@ -80,7 +80,7 @@ class Source:
     skipped : list of str
         Files that are not part of the records.
     note : str
-        What the user may not expect of the records.
+        A property of the records that the user may not expect.
     """
 
     kind = ""
@@ -185,7 +185,7 @@ def require_names(rule: str | None, key_field: str | None, where: str) -> None:
     """Raise ArgumentError if a rule makes keys from names, but rows have no names."""
     if rule in ("name", "hash") and key_field is None:
         raise ArgumentError(
-            f"--keys {rule} needs names, and rows of {where} are numbered: add --key-field", name="keys"
+            f"--keys {rule} needs names, but rows of {where} are numbered: add --key-field", name="keys"
         )
 
 
@@ -212,7 +212,7 @@ def read_value(path: Path) -> bytes:
 
 
 def rows_of(row_bytes: int) -> int:
-    """Return the number of records of a size in one batch."""
+    """Return the number of records of `row_bytes` bytes in one batch."""
     return max(1, min(BATCH_RECORDS, BATCH_BYTES // max(1, row_bytes)))
 
 

@@ -139,7 +139,7 @@ def publish(entry, key0, key1, length, size):
 
 @device
 def abandon(entry):
-    """Free an entry whose value will not arrive for the next filler: no key has length 0 (thread)."""
+    """Free an entry whose value will not arrive: with size and length 0, no key matches (thread)."""
     store_relaxed(entry + 8 * W_SIZE, 0, DEVICE)
     store_release(entry + 8 * W_VERSION, load_relaxed(entry + 8 * W_VERSION, DEVICE) + 1, DEVICE)
 
@@ -175,7 +175,7 @@ def copy(to, source, nbytes, mask, lane):
             copy_wide(to + at, source + at, stride, pieces)
             at = reach
         done = wide_bytes
-    # staging is read in aligned words past the L1 cache, which may hold what was there before
+    # read staging in aligned words that bypass the L1 cache, which may have its previous contents
     at = done + 8 * rank
     while at < nbytes:
         skew = (source + at) & 7

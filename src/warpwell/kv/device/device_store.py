@@ -115,7 +115,7 @@ class DeviceStore(Store):
         If there is a device cache, this waits for launches in flight and empties the cache.
         """
         if self._engine.forked:
-            return super().refresh()  # the device belongs to the parent
+            return super().refresh()  # in a forked child, the device belongs to the parent
         if self._controller_store is not None:
             self._controller_store.refresh()  # the device reads the index of that store
             return super().refresh()
@@ -123,7 +123,7 @@ class DeviceStore(Store):
             return super().refresh()
         caches = [e for e in (self._engine, *self._engine.guests) if e.cache_records]
         with contextlib.ExitStack() as alone:
-            # a cache must not receive values after the refresh that were read before it
+            # a value that was read before the refresh must not enter a cache after the refresh
             for engine in caches:
                 alone.enter_context(engine.alone())
             changes = super().refresh()
@@ -143,7 +143,7 @@ class DeviceStore(Store):
         try:
             self._engine.close()
         except errors.SharingError:  # possibly batches of an iterator that was just dropped
-            lifetime.settle()
+            lifetime.wait_until_closed()
             self._engine.close()
         super()._close(commit=commit)
 

@@ -28,9 +28,9 @@ from .device_cache import D_DATA, D_ENTRIES, D_MASK, D_STRIDE, D_WORDS, W_WORDS
 ARENA = 64 << 20
 """Maximum bytes of staging, unless the smallest pieces need more."""
 SMALLEST, LARGEST = 512, 1 << 20
-"""Bytes of a piece of a value, the range."""
+"""Minimum and maximum size of a piece of a value, in bytes."""
 LINE = 128
-"""Added to a piece's staging for its version; keeps the staging of the next id aligned to the GPU's lines."""
+"""Bytes after a piece's staging for its version: a cache line, so that the staging of each id is aligned."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class DeviceOptions:
             raise errors.ArgumentError(f"depth is {self.depth}: give a power of two, 4 to 65536", name="depth")
         object.__setattr__(self, "timeout", checked_seconds(self.timeout, "timeout"))
         if self.returns not in ("request", "queue"):
-            raise errors.ArgumentError(f'returns is {self.returns!r}: "request" or "queue"', name="returns")
+            raise errors.ArgumentError(f'returns is {self.returns!r}: choose "request" or "queue"', name="returns")
 
 
 class Engine:
@@ -249,7 +249,7 @@ class Engine:
         """End continued launches and batches that are done."""
         for batch in list(self.gathered):
             if batch.done():
-                batch.settle()
+                batch.wait_until_ended()
         for _ in range(len(self._going)):
             done = self._going.popleft()
             if done():
@@ -306,14 +306,13 @@ class Engine:
             )
         if status == at.BAD_TICKET:
             return errors.KernelError(
-                f"a kernel used an invalid ticket of {self.name} that was taken before, given up, or never "
-                "given: take each that"
-                " submit() returned once",
+                f"a kernel used an invalid ticket of {self.name} that was taken before, timed out, or was never"
+                " returned by submit(): take each ticket once",
                 array=self.name,
             )
         if status == at.BAD_BUFFER:
             return errors.KernelError(
-                f"a kernel passed {self.name} an array whose items are not contiguous: pass a row that does",
+                f"a kernel passed {self.name} an array whose items are not contiguous: pass a contiguous row",
                 array=self.name,
             )
         if status == KV_UNRECOVERED_ERROR:
@@ -368,7 +367,7 @@ class Engine:
             self.begin()
             try:
                 arguments = (self.core, self.pairs.records, self.pairs.count)
-                self.stream.launch(at.settle, 1, *arguments, services=self.services(), aborts=(self,))
+                self.stream.launch(at.drain_abandoned, 1, *arguments, services=self.services(), aborts=(self,))
                 self.stream.wait((self,))
             finally:
                 self.end()
@@ -386,11 +385,11 @@ class Engine:
         if self._closed:
             return
         if self._process != os.getpid():
-            self._closed = True  # a forked child: all of this is its parent's
+            self._closed = True  # in a forked child, these resources belong to the parent
             return
         self.reap()
-        for batch in list(self.gathered):  # ends soon: no kernel takes part
-            batch.settle()
+        for batch in list(self.gathered):  # these end soon, because they do not wait for kernels
+            batch.wait_until_ended()
         with self._idle:
             if self._launches:
                 raise errors.SharingError(

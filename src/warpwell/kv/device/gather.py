@@ -82,7 +82,7 @@ class BatchSpaces:
     def __init__(self) -> None:
         self._free: dict[tuple[int, int], list[BatchSpace]] = {}
 
-    def take(self, engine: Engine, count: int, stride: int) -> BatchSpace:
+    def acquire(self, engine: Engine, count: int, stride: int) -> BatchSpace:
         """Return a space for `count` rows; allocate one if none is free."""
         capacity = 1 << max(5, (count - 1).bit_length())
         free = self._free.setdefault((capacity, stride), [])
@@ -95,7 +95,7 @@ class BatchSpaces:
         with engine.stream.on_device():
             return BatchSpace(engine, capacity, stride)
 
-    def give_back(self, space: BatchSpace) -> None:
+    def release(self, space: BatchSpace) -> None:
         """Keep a space for the next batch."""
         self._free[space.capacity, space.stride].append(space)
 
@@ -105,7 +105,7 @@ class Lease:
 
     def __init__(self, spaces: BatchSpaces, space: BatchSpace) -> None:
         self.space = space
-        weakref.finalize(self, spaces.give_back, space).atexit = False
+        weakref.finalize(self, spaces.release, space).atexit = False
 
 
 class GatheredBatch:
@@ -136,7 +136,7 @@ class GatheredBatch:
         self._result: Any = None
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._lease = Lease(spaces, spaces.take(self._engine, max(1, n), self._schema.nbytes))
+        self._lease = Lease(spaces, spaces.acquire(self._engine, max(1, n), self._schema.nbytes))
         space, stream = self._lease.space, self._engine.stream
         base = space.host.address
         space.host.words[:2] = 0
@@ -154,8 +154,8 @@ class GatheredBatch:
         ]
         self._readers = piece_readers()
         self._is_copied: Callable[[], bool] = lambda: True
-        # `engine.gathered` keeps the memory that the threads and the stream use, until the copy has ended. A batch that
-        # is there before its copy is in the stream could end too early, in another thread.
+        # `engine.gathered` keeps the memory that the threads and the stream use, until the copy has ended. The batch is
+        # added after its copy is in the stream: otherwise another thread could end the batch too early.
         with uninterrupted():
             self._slot = self._readers.start(self._pieces, arguments)
             try:
@@ -199,7 +199,7 @@ class GatheredBatch:
         ForkError
             Another process, from which this one was forked, started the batch.
         """
-        self.settle()
+        self.wait_until_ended()
         if self._failed is not None:
             raise self._failed
         if self._result is None:
@@ -214,7 +214,7 @@ class GatheredBatch:
         while not self._all_read(10**7):
             pass
 
-    def settle(self) -> None:
+    def wait_until_ended(self) -> None:
         """Wait until the batch has ended; `wait` raises its errors."""
         check_process(self._pid, "this batch was started", "start it again here")
         self.read()
@@ -226,7 +226,7 @@ class GatheredBatch:
         with self._lock:
             control_words = self._lease.space.host.words
             if control_words[1]:
-                # This read finds the error, unless the values can be read now. It comes before the store is closed.
+                # Read the values again, before the store is closed: the read succeeds, or raises the error.
                 try:
                     self._repair()
                 except (errors.CorruptionError, errors.MediumError) as error:
@@ -246,7 +246,7 @@ class GatheredBatch:
         """Release the slot of the job (once, by `Engine.forget_gathered`)."""
         slot, self._slot = self._slot, -1
         if slot >= 0:
-            self._readers.give_back(slot)
+            self._readers.release(slot)
 
 
 def fields_of(
@@ -276,14 +276,14 @@ def view_of(lease: Lease, offset: int, shape: tuple[int, ...], dtype: np.dtype[A
 SLOTS = 32
 JOB_BYTES = 128
 J_LEFT = 0
-"""Pieces that no thread has taken, or a number that is not positive."""
+"""Number of pieces that no thread has claimed; it can become negative."""
 J_PIECES = 1
 J_COUNT = 2
 J_STATE = 3
 """Address of the store's state block."""
 J_KEYS = 4
 J_LENGTHS = 5
-"""Addresses as for `read_many`; so are the following."""
+"""Addresses, in this word and the next ones, as for `read_many`."""
 J_LOCATIONS = 6
 J_ROWS = 7
 J_ROW_BYTES = 8
@@ -292,20 +292,20 @@ J_DONE = 10
 """Address of two words: pieces that were read, and keys that could not be read."""
 
 THREADS = max(1, min(8, (os.cpu_count() or 2) // 2))
-"""As many threads look for jobs all the time while batches are read."""
+"""Number of threads that poll for jobs while batches are read."""
 SPIN_NS = 300_000
-"""How long a thread without work looks for a job all the time; then it sleeps 50 us between two looks."""
+"""Time for which a thread without work polls without a pause; after that it sleeps 50 us between polls."""
 IDLE_NS = 20_000_000
-"""How long a thread without work stays in native code."""
+"""Time after which a thread without work leaves native code."""
 STUCK_NS = 100_000_000
-"""How long the pieces of a job take at most, unless a drive does not answer: 256 cold values take about 10 ms."""
+"""Maximum time of the pieces of a job, unless a drive does not answer: 256 cold values take about 10 ms."""
 MAX_THREADS = 64
 """Maximum number of threads whose times are recorded; the process has no more I/O threads."""
 
 
 @device
 def read_pieces(job: int) -> int:
-    """Read pieces of a job until all are taken (any host thread); return how many this thread read."""
+    """Read pieces of a job until all are claimed (any host thread); return how many this thread read."""
     pieces_read = 0
     while load_relaxed(job + 8 * J_LEFT, SYSTEM) > 0:
         piece = fetch_add(job + 8 * J_LEFT, -1, SYSTEM) - 1
@@ -341,8 +341,8 @@ def read_pieces(job: int) -> int:
 
 
 @device
-def look_again(waited: int) -> None:
-    """Wait a little: shorter if the thread has waited less than `SPIN_NS`."""
+def pause(waited: int) -> None:
+    """Pause between two polls: briefly if the thread has waited less than `SPIN_NS`, else longer."""
     if waited < SPIN_NS:
         backoff(0)
     else:
@@ -352,7 +352,7 @@ def look_again(waited: int) -> None:
 def read_jobs(jobs: int, start: int) -> int:
     """Read pieces of all jobs; return 0 when all have been claimed for `IDLE_NS` (a thread of `PieceReaders`).
 
-    The word at `start` has the time at which the thread began with the pieces of a job, 0 while it looks for a job.
+    The word at `start` has the time at which the thread began with the pieces of a job, or 0 while it polls for a job.
     """
     since = clock_ns()
     waited = 0
@@ -366,19 +366,19 @@ def read_jobs(jobs: int, start: int) -> int:
         if pieces_read > 0:
             since = clock_ns()
         else:
-            look_again(waited)
+            pause(waited)
         waited = clock_ns() - since
     return 0
 
 
 def wait_for_pieces(done: int, pieces: int, nanoseconds: int) -> int:
-    """Wait until `pieces` pieces were read and return 1, or 0 if the time is over."""
+    """Wait until `pieces` pieces were read and return 1, or 0 after the timeout."""
     begin = clock_ns()
     while load_acquire(done, SYSTEM) < pieces:
         waited = clock_ns() - begin
         if waited > nanoseconds:
             return 0
-        look_again(waited)
+        pause(waited)
     return 1
 
 
@@ -435,15 +435,15 @@ class PieceReaders:
         """Return the address of a job."""
         return self._block.address + JOB_BYTES * slot
 
-    def give_back(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         """Let other batches use the slot of a job whose pieces were all read."""
         self._free.append(slot)
 
     def _count_needed(self) -> int:
-        """Return the number of threads; those that look for jobs are not spare, because they leave at `IDLE_NS`.
+        """Return the number of threads to run. Threads that poll for jobs are not surplus: they leave after `IDLE_NS`.
 
-        A thread whose piece takes long may wait for a drive that does not answer, so it does not count as one of
-        `THREADS`: other stores need another one.
+        A thread whose piece takes long may wait for a drive that does not answer. It does not count as one of
+        `THREADS`, because other stores need another thread.
         """
         starts = self._starts[self._starts > 0]
         stuck = int(np.count_nonzero(starts < clock.monotonic_ns() - STUCK_NS))

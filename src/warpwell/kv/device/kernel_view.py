@@ -68,8 +68,8 @@ from .requests import (
     execute,
     queue_at,
     serve,
+    should_stop,
     start,
-    stopped,
 )
 
 ABSENT = -1
@@ -88,7 +88,7 @@ USES = (1 << 31) - 1
 
 
 @device
-def note(core, status):
+def record_failure(core, status):
     """Record a failure for the host, which raises it after the launch (thread)."""
     if status != 0 and status != KV_KEY_DOES_NOT_EXIST:
         store_relaxed(core + 8 * K_STATUS, status, DEVICE)
@@ -107,7 +107,7 @@ def size_of_answer(answer):
 
 
 @linked
-def run(core, key0, key1, length, at, nbytes):
+def retrieve_for_lanes(core, key0, key1, length, at, nbytes):
     """Retrieve a value for each lane and wait for it; return ``status | size << 16`` (any set of lanes).
 
     With 0 bytes only the value's size is requested. Lanes with different stores execute one after another.
@@ -138,18 +138,18 @@ def run(core, key0, key1, length, at, nbytes):
         answer = execute(home, queue, want, key0, key1, length, at, nbytes, mask, lane, leader)
         if want:
             out = answer
-            note(home, answer & 0xFFFF)
+            record_failure(home, answer & 0xFFFF)
 
 
 @linked
-def submit_one(core, key0, key1, length):
+def submit_ticket(core, key0, key1, length):
     """Submit a Retrieve for the first piece of a value; return a ticket, or -1 if no id is free (thread)."""
     number = rem(hash_of(key0, key1, length) & 0x7FFFFFFF, field(core, K_N_QUEUES))
     cid = start(core, queue_at(core, number), key0, key1, length, field(core, K_CHUNK))
     if cid < 0:
         return -1
     fetch_add(core + 8 * N_COMMANDS, 1, DEVICE)
-    # `poll_one` needs the key if it has to submit the command again
+    # `poll_ticket` needs the key if it has to submit the command again
     record = id_record(queue_at(core, number), cid) + 8 * ID_USER
     store_relaxed(record, key0, DEVICE)
     store_relaxed(record + 8, key1, DEVICE)
@@ -163,10 +163,10 @@ def submit_one(core, key0, key1, length):
 
 
 @device
-def held(core, ticket):
+def record_of(core, ticket):
     """Return the id record of a ticket, or 0 if the ticket is invalid or no longer held (thread).
 
-    Acquires the writes of `submit_one`: the id is taken, and its key is stored.
+    Acquires the writes of `submit_ticket`: the id is taken, and its key is stored.
     """
     number = (ticket >> 16) & 0xFFFF
     if ticket < 0 or number >= field(core, K_N_QUEUES):
@@ -176,13 +176,13 @@ def held(core, ticket):
     if cid >= field(queue, Q_N_IDS):
         return 0
     record = id_record(queue, cid)
-    if load_acquire(record + 8 * ID_USE, DEVICE) != open_use(ticket):
+    if load_acquire(record + 8 * ID_USE, DEVICE) != use_of(ticket):
         return 0
     return record
 
 
 @device
-def open_use(ticket):
+def use_of(ticket):
     """Return the word `ID_USE` of a ticket that is held (thread)."""
     return ((ticket >> 32) << 1) | 1
 
@@ -190,12 +190,12 @@ def open_use(ticket):
 @device
 def end_ticket(record, ticket):
     """End a ticket; return False if another thread already ended it (thread)."""
-    use = open_use(ticket)
+    use = use_of(ticket)
     return compare_exchange(record + 8 * ID_USE, use, use - 1, DEVICE) == use
 
 
 @device
-def overdue(core, queue, record, ticket):
+def expire_overdue(core, queue, record, ticket):
     """Time a ticket out if for too long no command, or only other commands, completed; return whether it timed out."""
     count = load_relaxed(field(queue, Q_PROGRESS), DEVICE)
     since = load_relaxed(record + 8 * ID_SINCE, DEVICE)
@@ -207,23 +207,23 @@ def overdue(core, queue, record, ticket):
         store_relaxed(record + 8 * ID_SINCE, now, DEVICE)
         if now - load_relaxed(record + 8 * ID_BEGUN, DEVICE) <= LOST_TIMEOUTS * field(core, K_TIMEOUT):
             return False
-    elif not stopped(core, since):
+    elif not should_stop(core, since):
         return False
     if end_ticket(record, ticket):
         if orphan(queue, ticket & 0xFFFF, ORPHAN) >= 0:
             # the completion has just arrived: the ticket keeps the id and stays valid
-            store_release(record + 8 * ID_USE, open_use(ticket), DEVICE)
+            store_release(record + 8 * ID_USE, use_of(ticket), DEVICE)
             return False
-        note(core, TIMED_OUT)
+        record_failure(core, TIMED_OUT)
     return True
 
 
 @linked
-def poll_one(core, ticket):
+def poll_ticket(core, ticket):
     """Return the status of a ticket's command, or -1 while it is in flight; never waits (any set of lanes)."""
     mask = activemask()
     lane = lane_id()
-    record = held(core, ticket)
+    record = record_of(core, ticket)
     queue = field(core, K_QUEUES)
     status = BAD_TICKET
     if record != 0:
@@ -242,14 +242,14 @@ def poll_one(core, ticket):
     if status < 0:
         status = poll_id(queue, ticket & 0xFFFF)
     if status == NO_SLOT and field(core, K_RETURNS) != 0:
-        return again(core, queue, ticket & 0xFFFF)
-    if status < 0 and overdue(core, queue, record, ticket):
+        return resubmit(core, queue, ticket & 0xFFFF)
+    if status < 0 and expire_overdue(core, queue, record, ticket):
         return TIMED_OUT
     return status
 
 
 @device
-def again(core, queue, cid):
+def resubmit(core, queue, cid):
     """Submit a command again that found no free slot; return -1, or the status if that failed (thread)."""
     record = id_record(queue, cid)
     if compare_exchange(record + 8 * ID_STATE, DONE | (NO_SLOT << 8), TAKEN, DEVICE) != DONE | (NO_SLOT << 8):
@@ -265,9 +265,9 @@ def again(core, queue, cid):
 
 
 @linked
-def size_one(core, ticket):
+def ticket_size(core, ticket):
     """Return the size of the value of a completed ticket, or `ABSENT` or `FAILED` (thread)."""
-    if held(core, ticket) == 0:
+    if record_of(core, ticket) == 0:
         return FAILED
     queue = queue_at(core, (ticket >> 16) & 0xFFFF)
     status = poll_id(queue, ticket & 0xFFFF)
@@ -279,7 +279,7 @@ def size_one(core, ticket):
 
 
 @linked
-def take_one(core, ticket, to, room):
+def take_ticket(core, ticket, to, room):
     """Copy a completed ticket's value and release the ticket; return the value's size, or `ABSENT`, `FAILED`.
 
     Any set of lanes, which copy together.
@@ -289,7 +289,7 @@ def take_one(core, ticket, to, room):
     queue = field(core, K_QUEUES)
     cid = 0
     status = BAD_TICKET
-    record = held(core, ticket)
+    record = record_of(core, ticket)
     if room >= 0 and record != 0:
         queue = queue_at(core, (ticket >> 16) & 0xFFFF)
         cid = ticket & 0xFFFF
@@ -315,9 +315,9 @@ def take_one(core, ticket, to, room):
     if status < 0:
         return FAILED
     if room < 0:
-        note(core, BAD_BUFFER)
+        record_failure(core, BAD_BUFFER)
         return FAILED
-    note(core, status)
+    record_failure(core, status)
     if status == BAD_TICKET:
         return FAILED
     free_return_slot(queue, cid)
@@ -341,7 +341,7 @@ def words_of_tuple(key):
 
 
 @device
-def room_of(data):
+def capacity_of(data):
     """Return the bytes of an array, or -1 if it is not contiguous (thread)."""
     last = data.size - 1
     if last > 0 and element_address(data, last) - element_address(data, 0) != last * data.itemsize:
@@ -351,12 +351,12 @@ def room_of(data):
 
 @device
 def _submit(view, key0, key1, length):
-    return submit_one(view.core, key0, key1, length)
+    return submit_ticket(view.core, key0, key1, length)
 
 
 @device
 def _exists(view, key0, key1, length):
-    status = run(view.core, key0, key1, length, 0, 0) & 0xFFFF
+    status = retrieve_for_lanes(view.core, key0, key1, length, 0, 0) & 0xFFFF
     if status == 0:
         return 1
     if status == KV_KEY_DOES_NOT_EXIST:
@@ -366,26 +366,26 @@ def _exists(view, key0, key1, length):
 
 @device
 def _retrieve(view, key0, key1, length, data):
-    room = room_of(data)
+    room = capacity_of(data)
     if room < 0:
-        note(view.core, BAD_BUFFER)
+        record_failure(view.core, BAD_BUFFER)
         return FAILED
-    return size_of_answer(run(view.core, key0, key1, length, element_address(data, 0), room))
+    return size_of_answer(retrieve_for_lanes(view.core, key0, key1, length, element_address(data, 0), room))
 
 
 @device
 def _poll(view, ticket):
-    return poll_one(view.core, i64(ticket))
+    return poll_ticket(view.core, i64(ticket))
 
 
 @device
 def _length(view, ticket):
-    return size_one(view.core, i64(ticket))
+    return ticket_size(view.core, i64(ticket))
 
 
 @device
 def _take(view, ticket, data):
-    return take_one(view.core, i64(ticket), element_address(data, 0), room_of(data))
+    return take_ticket(view.core, i64(ticket), element_address(data, 0), capacity_of(data))
 
 
 def _field_reader(schema: Schema | None, name: str) -> Callable[..., Any]:
@@ -405,7 +405,7 @@ def _field_reader(schema: Schema | None, name: str) -> Callable[..., Any]:
 
         @device
         def load(row):
-            if room_of(row) < record_bytes:
+            if capacity_of(row) < record_bytes:
                 return zero
             return items_at(element_address(row, 0) + offset, 1, dtype)[0]
 
@@ -417,7 +417,7 @@ def _field_reader(schema: Schema | None, name: str) -> Callable[..., Any]:
 
         @device
         def locate(row):
-            room = room_of(row)
+            room = capacity_of(row)
             if room < record_bytes:
                 return 0, 0
             base = element_address(row, 0)
@@ -436,7 +436,7 @@ def _field_reader(schema: Schema | None, name: str) -> Callable[..., Any]:
 
         @device
         def locate(row):
-            if room_of(row) < record_bytes:
+            if capacity_of(row) < record_bytes:
                 return 0, 0
             return element_address(row, 0) + offset, extent
 

@@ -165,7 +165,7 @@ def serve(queue, mask, lane, leader):
 
 
 @device
-def stopped(core, since):
+def should_stop(core, since):
     """Return whether to stop waiting: the timeout since `since` is over, or the host aborted (thread)."""
     if load_relaxed(core + 8 * K_STOPPED, DEVICE) != 0:
         return True
@@ -195,7 +195,7 @@ def execute(core, queue, want, key0, key1, length, at, nbytes, mask, lane, leade
     -------
     int
         ``status | size << 16``; status 0 is success, `TIMED_OUT` a timeout: of this lane's command alone
-        (`LOST_TIMEOUTS`), or of all commands (`stopped`). The lane has acquired the value and has released its id.
+        (`LOST_TIMEOUTS`), or of all commands (`should_stop`). The lane has acquired the value and has released its id.
 
     Values are copied to the device cache first, if it exists, because other threads may write to a kernel's memory.
     """
@@ -222,7 +222,7 @@ def execute(core, queue, want, key0, key1, length, at, nbytes, mask, lane, leade
             status = poll(queue, cid)
         if status == NO_SLOT and field(core, K_RETURNS) != 0:
             # No slot is free: submit the same command again, until a thread has freed a slot.
-            if begin_again(core, queue, cid, key0, key1, length, nbytes, offset):
+            if submit_piece(core, queue, cid, key0, key1, length, nbytes, offset):
                 status = -1
             refused = True
         if ballot(mask, status >= 0) != 0:
@@ -250,7 +250,11 @@ def execute(core, queue, want, key0, key1, length, at, nbytes, mask, lane, leade
         if lane == leader and attempt & 15 == 15:
             over, completions, since, own = timed_out_lanes(core, queue, unanswered, completions, since, own)
         over = shfl(mask, over, leader)
-        if want and (over == ALL_LANES or (over == SUBMITTED_LANES and cid >= 0)) and give_up(core, queue, cid, offset):
+        if (
+            want
+            and (over == ALL_LANES or (over == SUBMITTED_LANES and cid >= 0))
+            and abandon_command(core, queue, cid, offset)
+        ):
             answer = TIMED_OUT
             want = False
             cid = -1
@@ -286,7 +290,7 @@ def submit_some(core, queue, seeking, free, cid, key0, key1, length, nbytes, lan
 
 
 @device
-def begin_again(core, queue, cid, key0, key1, length, nbytes, offset):
+def submit_piece(core, queue, cid, key0, key1, length, nbytes, offset):
     """Submit the command of an id again, for the piece at `offset` (thread); return False if the ring is stuck."""
     store_relaxed(id_record(queue, cid) + 8 * ID_STATE, TAKEN, DEVICE)
     return begin(core, queue, cid, key0, key1, length, nbytes, offset)
@@ -364,13 +368,13 @@ def fill_entries(cache, entry, offset, source, piece, mask, lane):
     to = 0
     if entry != 0:
         to = bytes_of(cache, entry) + offset
-    # a reader that sees one of the new bytes sees the odd version as well: each lane learns of it and then fences
+    # a reader that sees a new byte must also see the odd version: each lane synchronizes with its writer, then fences
     syncwarp(mask)
     fence(DEVICE)
     copy_each(filling, to, source, piece, mask, lane)
     syncwarp(mask)
     if entry != 0:
-        return to  # so that it passes the bus once
+        return to  # the later copies read the device's memory: the value passes the bus once
     return source
 
 
@@ -414,7 +418,7 @@ def after_piece(core, queue, cid, status, key0, key1, length, at, nbytes, offset
         entry = 0
         offset = 0
     if stale or more:
-        if begin_again(core, queue, cid, key0, key1, length, nbytes, offset):
+        if submit_piece(core, queue, cid, key0, key1, length, nbytes, offset):
             return cid, offset, 0
         if entry != 0:
             abandon(entry)
@@ -442,7 +446,7 @@ def timed_out_lanes(core, queue, unanswered, completions, since, own):
         since = clock_ns()
     if own == 0:
         own = since
-    if stopped(core, since):
+    if should_stop(core, since):
         return ALL_LANES, completions, since, own
     if since - own > LOST_TIMEOUTS * field(core, K_TIMEOUT):
         return SUBMITTED_LANES, completions, since, 0
@@ -450,7 +454,7 @@ def timed_out_lanes(core, queue, unanswered, completions, since, own):
 
 
 @device
-def give_up(core, queue, cid, offset):
+def abandon_command(core, queue, cid, offset):
     """Abandon a command to the next drain of its queue; return False if its completion has just arrived (thread)."""
     entry = 0
     if offset > 0 and field(core, K_CACHE) != 0:
@@ -463,7 +467,7 @@ def give_up(core, queue, cid, offset):
 
 
 @kernel
-def settle(core, queues, count):
+def drain_abandoned(core, queues, count):
     """Drain queues, and release ids of commands that were given up (one thread; the host, between launches)."""
     for k in range(count):
         serve(queues + k * (8 * Q_WORDS), 1, 0, 0)

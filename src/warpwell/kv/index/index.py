@@ -201,7 +201,7 @@ def slot_of(table: int, key0: int, key1: int, length: int) -> int:
 
 @device
 def put(table: int, key0: int, key1: int, length: int, loc0: int, loc1: int) -> int:
-    """Give a key a location, or `TOMBSTONE` to delete it; return 0 if the table says that it is deleted, else 1."""
+    """Store the location of a key, or `TOMBSTONE` to delete it; return 0 if the key was known to be absent, else 1."""
     slot = slot_of(table, key0, key1, length)
     sealed = load_relaxed(table + 8 * T_SEALED, SYSTEM)
     before0 = load_relaxed(slot + SLOT_LOC0, SYSTEM)

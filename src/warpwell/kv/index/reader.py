@@ -5,12 +5,13 @@ a file that is truncated or fails reads as zeros (`warpwell.targets.bus_error`),
 read again by pread, which returns the error. Files that are not in the page cache are not mapped: pread fetches a value
 at once, and page faults would fetch it page by page.
 
-Before a batch is read from files that are not mapped, the system is asked to read all of its values into the page cache
-(`read_ahead`), so that the drive has all reads in flight. This only moves data into the page cache: the thread that
-asks holds its epoch for the calls, reads and checks the values afterwards as if it had not asked, and no buffer of this
-process waits for a read of a segment that was closed or deleted. It takes 14.3 us a record for 64 random values of
-8 KiB in a file of 800 MB, one pread after another 49.7 us, io_uring 17.0 us through the page cache and 13.1 us past it;
-for 256 values 13.7, 58.6, 14.3 and 15.0 us (a virtual drive, two cores). So no ring is needed, which containers forbid.
+Before a batch is read from files that are not mapped, `read_ahead` requests all of its values from the system, so that
+the drive has all reads in flight. A request only moves data into the page cache. The thread stays in its epoch during
+the requests, and then reads and checks the values as without them. So no buffer of this process waits for a read of a
+segment that was closed or deleted. A record takes 14.3 us for 64 random values of 8 KiB in a file of 800 MB; with one
+pread after another it takes 49.7 us, with io_uring 17.0 us through the page cache and 13.1 us past it. For 256 values
+the times are 13.7, 58.6, 14.3 and 15.0 us (a virtual drive, two cores). So Warpwell does not need io_uring, which
+containers forbid.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ G_MAPPED = 2
 VALUES_AHEAD = 2
 """Distance in a batch between a value that is read and the next prefetched value."""
 PREFETCH_BYTES = 512
-"""Bytes of a value that are prefetched, and of each later page of it: the processor prefetches the rest of a page."""
+"""Number of bytes that are prefetched of each page of a value: the processor prefetches the rest of a page."""
 MAX_MAPPED_BYTES = 32768
 """Largest value that is copied from a mapped file, in bytes. For larger values the cost of a system call is small."""
 GAP_BYTES = 16 << 10
@@ -100,7 +101,7 @@ GAP_BYTES = 16 << 10
 PART_BYTES = 32 << 10
 """Number of bytes of a value that are read at once, into memory of the thread, to check the rest of its CRC."""
 MAX_AHEAD_BYTES = 128 << 10
-"""Size of a request to read ahead; the system shortens longer ones."""
+"""Maximum size of a request to read ahead; the system shortens longer requests."""
 MAX_BATCH_AHEAD_BYTES = 256 << 20
 """Maximum number of bytes of a batch that are read ahead, so that the page cache holds them until they are copied."""
 
@@ -267,7 +268,7 @@ def read_ahead(state: int, stripe: int, locations: int, count: int, fadvise: int
             continue
         begin = offset_of(loc0)
         value_fd = load_relaxed(entry + 8 * G_FD, SYSTEM) - 1
-        if value_fd != fd or begin < start or begin > end + GAP_BYTES:  # below: after a value above 32 MiB
+        if value_fd != fd or begin < start or begin > end + GAP_BYTES:  # `begin < start`: after a value above 32 MiB
             total += request(fd, start, end, fadvise)
             fd = value_fd
             start = begin
@@ -407,7 +408,7 @@ def get_object(data: int, arguments: int, count: int, names: int) -> int:
         return call_python(fields, P_CALL, slow, arguments, count, names)
     state = load_weak_as(fields, INT64)
     record = load_weak_as(fields + 8 * P_TEMPLATE, INT64)
-    if record != 0:  # in front of the epoch, because garbage collection may run Python code
+    if record != 0:  # before the epoch, because garbage collection may run Python code
         record = call_python(fields, P_COPY_DICT, record, 0, 0, 0)
         if record == 0:
             call_python(fields, P_CLEAR_ERROR, 0, 0, 0, 0)

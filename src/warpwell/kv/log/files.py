@@ -1,8 +1,8 @@
 """Files: every system call of a store that changes the disk. Guard: stops writing after a failed one. WriterLock.
 
-Tests replace `Files` by one that kills the process at a call, fails the call, or withholds the bytes that the call
-would make durable. Nothing else in this folder changes a file. A full disk leaves the log
-unchanged; after any other error the log accepts no more writes.
+Tests replace `Files` by a class that kills the process at a call, fails the call, or withholds the bytes that the call
+would make durable. Nothing else in this folder changes a file. A full disk leaves the log unchanged; after any other
+error the log accepts no more writes.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Files:
             finally:
                 finished.release()
 
-        # The kernel reports an error once: it would be lost if the wait ended before its thread, or if an interrupt
-        # took its place.
+        # The kernel reports an error once. The error would be lost if this wait ended before the thread that receives
+        # it, or if an interrupt replaced it.
         try:
             with uninterrupted():
                 try:
@@ -158,7 +158,7 @@ def write_new(files: Files, path: str, parts: list[Any]) -> int:
 
 
 def read_at(fd: int, nbytes: int, offset: int) -> bytes:
-    """Return bytes of a file, fewer where it ends earlier."""
+    """Return bytes of a file, fewer if it ends earlier."""
     parts = []
     while nbytes > 0:
         part = os.pread(fd, min(nbytes, 1 << 30), offset)
@@ -412,7 +412,7 @@ def _parse(data: bytes) -> tuple[str, str, str]:
     """Return the state that the last writer recorded, the boot id of its system, and its host."""
     rows = data.split(b"\n")
     checksum = rows[2].strip() if len(rows) > 2 else b"cut"
-    # Earlier releases write no checksum. If it is wrong, the power failed while the file was written.
+    # Earlier releases write no checksum. If the checksum is wrong, the power failed while the file was written.
     is_whole = checksum in (b"", b"%08x" % crc32c(b"%b\n%b\n" % (*rows, b"")[:2]))
     fields = rows[1].decode("ascii", "replace").split() if is_whole else []
     # Format 2 has a third state, and a token after the boot id.
@@ -439,7 +439,7 @@ def _drop_in_child() -> None:
     for lock in list(_held):
         fd, lock._fd = lock._fd, -1
         if fd >= 0:
-            # closing, not unlocking: the lock belongs to the open file, which the parent still has
+            # close, but do not unlock: the lock belongs to the open file, which the parent still has
             with contextlib.suppress(OSError):
                 os.close(fd)
     _held.clear()

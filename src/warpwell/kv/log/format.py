@@ -86,7 +86,7 @@ RECORD = layout_of(
         ("key", ("<i8", (2,)), 16),
         ("loc", ("<i8", (2,)), 32),
         ("ordinal", "<u4", 48),  # 0, 1, ... in the group
-        ("salt", "<u4", 52),  # the journal's, so that no other file's record can pass for one of its own
+        ("salt", "<u4", 52),  # salt of the journal: a record of another file is not accepted
         ("previous", "<u4", 56),  # `crc` of the record before
         ("crc", "<u4", 60),  # CRC-32C of the 60 bytes before it
     ],
@@ -118,7 +118,7 @@ SUPER = layout_of(
         ("kind", "<u4", 12),
         ("uuid", "V16", 16),
         ("id", "<i8", 32),
-        ("seq", "<i8", 40),  # journal, snapshot and index: last sequence number before, or in, it
+        ("seq", "<i8", 40),  # last sequence number before a journal, or in a snapshot or index
         ("count", "<i8", 48),  # snapshot and index: records
         ("chain", "<u4", 56),  # `crc` of the record `seq`
         ("salt", "<u4", 60),
@@ -178,7 +178,7 @@ class Superblock:
         if len(data) < SUPERBLOCK:
             raise corruption(
                 path,
-                f"{path} is truncated: {len(data)} bytes where a {file_type} starts with {SUPERBLOCK}; "
+                f"{path} is truncated: it has {len(data)} bytes, but a {file_type} has at least {SUPERBLOCK}; "
                 "restore it from a copy",
                 len(data),
             )
@@ -190,8 +190,8 @@ class Superblock:
         if int(block["kind"]) != kind or block["uuid"].tobytes() != uuid or int(block["id"]) != id:
             raise corruption(
                 path,
-                f"{path} is not the {file_type} {id} of this store but another file with its name; restore the "
-                "right one",
+                f"{path} is not the {file_type} {id} of this store, but another file with its name; restore the "
+                "right file",
                 0,
             )
         return cls(kind, uuid, **{name: int(block[name]) for name in _NUMBERS})
@@ -265,7 +265,7 @@ def key_len_of(loc1: Any) -> Any:
 
 
 def marked_len_of(loc1: Any) -> Any:
-    """Return the bytes of the key, with the mark `INTEGER` where it has one."""
+    """Return the bytes of the key, with the flag `INTEGER` if it is set."""
     return loc1 >> KEY_LEN_SHIFT & 63
 
 

@@ -83,7 +83,7 @@ _SEALED_FLAGS = COMMIT | SYNCED | INLINE
 _PROOFS = ORDERED | SYNCED
 _RECORD_WORDS = RECORD_BYTES // 8
 _CHUNK = 1 << 17
-"""Records that are read at once."""
+"""Number of records that are read at once."""
 _CHUNK_BYTES = _CHUNK * RECORD_BYTES
 _FOLLOWED_BYTES = 1 << 16
 """Size of a follower's first read in bytes: most of the file after its position may be zeros."""
@@ -91,7 +91,7 @@ _FOLLOWED_BYTES = 1 << 16
 
 @dataclass(slots=True)
 class Position:
-    """A place between two groups, at which to continue reading or writing."""
+    """A position between two groups, where reading or writing continues."""
 
     offset: int
     seq: int
@@ -273,7 +273,7 @@ class Pending:
         return self.pieces[0]
 
     def clear(self, keep: int = 0) -> None:
-        """Remove all but the last `keep` of the records that `take` returned, but none that a signal handler added."""
+        """Remove the records that `take` returned, except the last `keep`, but no records of a signal handler."""
         if not keep and len(self.pieces) == 1:
             self.pieces, self.count, self.moved, self._nbytes = [], 0, 0, 0
             return
@@ -423,7 +423,7 @@ SCAN_ORDINAL = 2
 """Ordinal that is expected next."""
 SCAN_SALT = 3
 SCAN_COMMITTED = 4
-"""Good records of this call up to and with the last commit mark."""
+"""Number of good records of this call up to the last commit mark, inclusive."""
 SCAN_COMMITTED_CHAIN = 5
 SCAN_FLOOR_SEQ = 6
 SCAN_FLOOR_CRC = 7
@@ -570,14 +570,14 @@ def find_later(records: int, count: int, salt: int, seq: int) -> int:
 COMMITTED_NAME = "COMMITTED"
 MARK_OFFSETS = (0, 4096)
 _MARK = struct.Struct("<8s16sqIIq12x")
-"""Magic, UUID, sequence number and checksum of a record, salt of its journal, and the number of records up to it whose
-values may not be durable in their segments (0 in formats 2 to 4); the CRC of these 60 bytes follows."""
+"""Magic, UUID, sequence number and checksum of a record, salt of its journal, and the number of the last records up to
+it whose values may not be durable in their segments (0 in formats 2 to 4); the CRC of these 60 bytes follows."""
 _MARK_MAGIC = b"warpwfl1"
 _MARK_BYTES = 64
 
 
 class Mark(NamedTuple):
-    """A durable record, and the last record whose value, and all before it, are durable in their segments."""
+    """A durable record, and the last record up to which all values are durable in their segments."""
 
     seq: int = 0
     chain: int = 0
@@ -601,12 +601,12 @@ class Floor:
         path = os.path.join(folder, COMMITTED_NAME)
         try:
             self._fd = files.open(path, writable=True)
-        except FileNotFoundError:  # of a new store, or it was removed
+        except FileNotFoundError:  # a new store, or the file was removed
             self._fd = files.create(path)
             with closing_on_error(files, self._fd):
                 files.sync_folder(folder)
         marks = [_unpack_mark(read_at(self._fd, _MARK_BYTES, offset), uuid) for offset in MARK_OFFSETS]
-        # The older mark, or one that is damaged, is the next to be replaced.
+        # The next mark replaces a damaged mark, or the older one.
         self._next = min(range(2), key=lambda k: (marks[k] or Mark(-1)).seq)
 
     def raise_to(self, position: Position, salt: int, in_segments: int) -> None:

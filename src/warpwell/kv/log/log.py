@@ -79,7 +79,8 @@ _SPILL = 1 << 18
 UNSYNCED_BYTES = 4 << 20
 """Maximum size of values that are durable in the journal only, in bytes: opening a store checks them."""
 JOURNAL_VALUE_BYTES = 64 << 20
-"""Size of values in a journal from which on a snapshot replaces it, in bytes; more if its records take more."""
+"""Size of the values in a journal at which a snapshot replaces it, in bytes; the size of its records if that is
+larger."""
 
 
 class Log:
@@ -239,7 +240,7 @@ class Log:
         files = files or Files()
         if not writable:
             return cls(path, files, *load_for_reading(files, path))
-        read_manifest(path)  # raises before a lock file is created in a folder that does not hold a store
+        read_manifest(path)  # raise before a lock file is created in a folder that is not a store
         with _translate_os_errors(path, 'open it with mode="r"'):
             writer = WriterLock(files, path)
             try:
@@ -292,7 +293,7 @@ class Log:
         ----------
         keys : uint8 [N, 16]
         key_lens : uint8 [N]
-            With the flag `INTEGER` if a key was passed as an integer.
+            They have the flag `INTEGER` if a key was passed as an integer.
         values : sequence, numpy.ndarray or Ragged
             See `ValueBuffers.of`.
         shards : uint8 [N], optional
@@ -357,8 +358,8 @@ class Log:
     def commit_staged(self, staged: Staged, nbytes: int, index: Callable[[NDArray[np.int64]], object]) -> int | None:
         """Append and commit the puts of staged records, like `append_staged` and `commit`, with fewer calls.
 
-        Only a small group that needs no other change of files is committed. For another one, nothing is changed and
-        None is returned.
+        The call commits only a small group that needs no other change of files. Otherwise it changes nothing and
+        returns None.
 
         Parameters
         ----------
@@ -475,7 +476,7 @@ class Log:
         Parameters
         ----------
         slots : int64 [N, 4]
-            Every live record of the index. The caller must hold `lock` from reading them on.
+            Every live record of the index. The caller must hold `lock` since it read them.
         """
         with self.lock:
             self._check_writable()
@@ -708,11 +709,11 @@ def _new_folder(files: Files, path: str, undo: contextlib.ExitStack) -> WriterLo
         writer = WriterLock(files, path)
         undo.callback(writer.release, clean=False)
         _check_empty(path)
-        for name in os.listdir(path):  # an interrupted creation left them
+        for name in os.listdir(path):  # an interrupted creation left these files
             if name != LOCK_NAME:
                 files.unlink(os.path.join(path, name))
     except BaseException as error:
-        # The lock is held by a process that creates a store here. With a cause, the file system has no locks.
+        # Another process is creating a store here. If the error has a cause, the file system has no locks.
         is_locked = isinstance(error, errors.SharingError) and error.__cause__ is None
         if made and not is_locked and not isinstance(error, errors.ArgumentError):
             remove_made(path, made)
@@ -780,7 +781,7 @@ def remove_made(path: str, made: bool) -> None:
 
 
 def _left_over(path: str) -> bool:
-    """Return whether a file can only belong to a store that never held a record."""
+    """Return whether a file can only belong to a store that never had a record."""
     name = os.path.basename(path)
     if name in (LOCK_NAME, NEW_NAME, IDENTITY_NAME):
         return True

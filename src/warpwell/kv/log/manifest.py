@@ -76,12 +76,13 @@ class Manifest:
     shards : tuple of dict
         Path and UUID of each folder of segments; none if segments are in the store's own folder.
     heads : tuple of (int, int), optional
-        For each shard the segment that values were appended to when the snapshot was written, and its size then. Later
-        bytes of it, and later segments, have values of the journal alone. None in stores of earlier releases.
+        For each shard, the segment to which values were appended when the snapshot was written, and its size at that
+        time. Only records of the journal refer to later bytes of this segment and to later segments. None in stores of
+        earlier releases.
     separate_logs : bool
         Each shard has its own log, as in format 2. A writer merges them.
     version : int
-        The format of the file that it was read from; it is always written in the newest.
+        The format of the file from which the manifest was read. A manifest is always written in the newest format.
     """
 
     uuid: str
@@ -124,7 +125,7 @@ class Manifest:
     def publish(self, files: Files, folder: str) -> None:
         """Make this the store's manifest; it is durable once the folder is synced.
 
-        Every file that it names must be durable, and so must their names. Nothing has changed when it raises.
+        Every file that the manifest names must be durable, including its name. If the call raises, nothing has changed.
         """
         new = os.path.join(folder, NEW_NAME)
         with contextlib.suppress(FileNotFoundError):
@@ -210,7 +211,7 @@ def read_manifest(folder: str, name: str = MANIFEST_NAME) -> Manifest:
         ) from None
     if not marks_integers:
         raise errors.StoreVersionError(
-            f"{path} is of a store of format 1, and this release reads formats 2 to {FORMAT_VERSION}: dump it with the"
+            f"{path} is of a store of format 1, but this release reads formats 2 to {FORMAT_VERSION}: dump it with the"
             " release that wrote it, and load the dump",
             path=path,
             version=1,
@@ -219,7 +220,7 @@ def read_manifest(folder: str, name: str = MANIFEST_NAME) -> Manifest:
 
 
 def _title(version: int, body: bytes) -> bytes:
-    # The checksum covers the version too, or a damaged one would read as "newer".
+    # The checksum covers the version too: otherwise a damaged version would be reported as newer.
     crc = crc32c(body, crc32c(str(version).encode()))
     return f"{TITLE} {version} {len(body)} {crc:08x}\n".encode()
 
@@ -265,7 +266,7 @@ class ManifestWriter:
         self._segments.set_head(segment, SUPERBLOCK)
 
     def replace_journal(self, slots: NDArray[np.int64], end: Position, drop: Sequence[int]) -> Journal:
-        """Write a snapshot and start a new journal, which is returned; of the old ones only the last pair is kept.
+        """Write a snapshot and start a new journal, which is returned; only the last old snapshot and journal are kept.
 
         Parameters
         ----------
@@ -299,20 +300,20 @@ class ManifestWriter:
             if self._is_unpublished(manifest):
                 self._remove(snapshot_path(self._folder, id), journal_path(self._folder, id + 1))
             raise
-        with contextlib.suppress(OSError):  # the new journal counts already; the next writer removes them
+        with contextlib.suppress(OSError):  # the new journal is valid already; the next writer removes the files
             remove_strays(self._files, self._folder, manifest.with_changes(segments=old.segments), self._segments)
         return journal
 
     def _publish(self, manifest: Manifest) -> None:
         manifest.publish(self._files, self._folder)
-        # From here on a crash may leave the old or the new one, until the folder is synced.
+        # Until the folder is synced, a crash may leave the old or the new manifest.
         self._guard.sync(lambda: self._files.sync_folder(self._folder))
         self.manifest = manifest.with_changes(version=FORMAT_VERSION)
 
     def _is_unpublished(self, manifest: Manifest | None) -> bool:
-        """Return whether the files of a new manifest may be removed: a rename that raises may have been made.
+        """Return whether the files of a new manifest may be removed: a rename that raises may have taken effect.
 
-        If it was, or may have been, the log accepts no more writes.
+        If the rename took effect or may have, the log accepts no more writes.
         """
         if self._guard.failed:
             return False
@@ -321,7 +322,7 @@ class ManifestWriter:
                 return True
         except (OSError, errors.WarpwellError):
             pass
-        self._guard.fail("the manifest was replaced, and an error came in between")
+        self._guard.fail("an error occurred after the manifest was replaced")
         return False
 
     def _remove(self, *paths: str) -> None:
@@ -380,7 +381,7 @@ def write_snapshot(
     seq, chain : int
         Number of its last record, and that record's checksum.
     """
-    salt = new_salt() | 1  # so that no block ends with zeros
+    salt = new_salt() | 1  # a salt other than 0, so that no block ends with zeros
     block_type, positions, segments, blocks = new_blocks(slots, salt)
     block = Superblock(
         INDEX_FILE,

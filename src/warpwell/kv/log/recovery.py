@@ -102,13 +102,13 @@ class LoadedLog(Recovered):
     size : int
         Bytes of the journal.
     unsynced : int
-        Number of the last records: they may not be durable, or their values may not be durable in the segments.
+        Number of records at the end that may not be durable, or whose values may not be durable in the segments.
     unsynced_offset : int
         Byte offset of these records in the journal.
     scanned : Scanned or None
         The records of the journal.
     restored : int64 [N, 2]
-        Their rows in `slots`, and the first words of their locations, if only the journal has their values.
+        Rows in `slots` of records whose values only the journal has, and the first words of their locations.
     """
 
     fd: int
@@ -165,8 +165,8 @@ def _load_log(files: Files, folder: str, manifest: Manifest, segments: Segments,
         if (block.seq, block.chain) != (seq, chain):
             raise corruption(
                 path,
-                f"{path} begins after record {block.seq} and the snapshot ends at {seq}: one of them is another "
-                "file with its name; restore the right one",
+                f"{path} begins after record {block.seq}, but the snapshot ends at {seq}: one of the two is a file of "
+                "another store; restore the right file",
                 0,
             )
         mark = highest(marks, block.salt)
@@ -177,7 +177,7 @@ def _load_log(files: Files, folder: str, manifest: Manifest, segments: Segments,
         first = min(max(0, mark.in_segments - seq), len(scanned.records))
         slots = scanned.slots
         restored = restore(scanned, slots, first, segments, fd, path)
-        slots, position = settle(scanned, slots, start, floor[0], segments)
+        slots, position = valid_records(scanned, slots, start, floor[0], segments)
         undo.pop_all()
     count = len(slots) - min(first, max(0, floor[0] - seq))
     offset = int(scanned.offsets[len(slots) - count]) if count > 0 else position.offset
@@ -189,7 +189,7 @@ def _load_log(files: Files, folder: str, manifest: Manifest, segments: Segments,
 def restore(
     scanned: Scanned, slots: NDArray[np.int64], first: int, segments: Segments, fd: int, path: str
 ) -> NDArray[np.int64]:
-    """Let records from `first` on refer to the journal if their value is damaged in its segment, but not there.
+    """Let records from `first` on refer to the journal if their value is intact only there.
 
     Returns
     -------
@@ -239,7 +239,7 @@ def _load_separate_logs(
 ) -> tuple[Manifest, LoadedLog]:
     """Read a store of format 2 with shards, each of which has a log of its own."""
     slots = [np.empty((0, SLOT_BYTES // 8), np.int64)]
-    last = 1  # so that the journal begins after a record, as all journals behind a snapshot do
+    last = 1  # the journal must begin after a record, like every journal after a snapshot
     for shard, path in enumerate(segments.paths):
         if shard in segments.missing:
             continue
@@ -272,7 +272,7 @@ def _load_separate_logs(
 def damaged_copies(scanned: Scanned, fd: int) -> list[int]:
     """Return the offsets of values in a journal that do not match their checksums, or their padding.
 
-    A power failure may leave such values in the last group, if it is not known to be durable: they do not count.
+    Damaged values in the last group do not count if it is not known to be durable: a power failure may leave them.
     """
     copies = np.where(scanned.durable, scanned.value_offsets(), 0)
     damaged = []
@@ -333,15 +333,15 @@ def refuse_damage(scanned: Scanned, path: str) -> None:
         )
 
 
-def settle(
+def valid_records(
     scanned: Scanned, slots: NDArray[np.int64], start: Position, floor: int, segments: Segments
 ) -> tuple[NDArray[np.int64], Position]:
     """Check locations and, after the floor, values; return the valid records and the position after them.
 
-    A commit syncs values and records at the same time, so the last group may lack a value after a crash: then it does
-    not count. A later group proves that the values before it were durable (in a segment, or in the journal, see
-    `restore`), so that a bad value is damage. With
-    durability "none" a later group proves nothing: records are valid up to the first group with a bad value.
+    A commit syncs values and records at the same time, so after a crash the last group may lack a value. Such a group
+    does not count. A later group proves that the values before it were durable (in a segment, or in the journal, see
+    `restore`), so a bad value among them is damage. With durability "none", a later group proves nothing: records are
+    valid up to the first group with a bad value.
     """
     position = scanned.position
     fresh = max(0, min(len(slots), floor - start.seq))
@@ -396,10 +396,10 @@ def repair(files: Files, folder: str, loaded: LoadedLog, manifest: Manifest, seg
     Records after the floor and their values are written again. After a failed fsync the kernel marks lost pages as
     clean, so that another fsync alone would succeed without writing them.
     """
-    # The process that renamed the present manifest may have ended before the rename was durable. Commits and deleted
-    # files must not depend on a rename that a power cut can undo.
+    # The process that renamed the current manifest may have ended before the rename was durable. Commits and deleted
+    # files must not depend on a rename that a power failure can undo.
     files.sync_folder(folder)
-    if manifest.separate_logs:  # they become one log when the writer writes its snapshot
+    if manifest.separate_logs:  # the writer's first snapshot merges the logs
         for stray in (snapshot_path(folder, manifest.next_file), journal_path(folder, manifest.next_file + 1)):
             with contextlib.suppress(FileNotFoundError):
                 files.unlink(stray)
@@ -423,7 +423,7 @@ def repair(files: Files, folder: str, loaded: LoadedLog, manifest: Manifest, seg
 def _cut_leftovers(files: Files, loaded: LoadedLog, manifest: Manifest, segments: Segments) -> None:
     """Cut off values that a killed writer did not commit; they follow the values of the snapshot and of the journal.
 
-    No reader has seen them. The cut needs no sync: after a crash the next writer makes it again.
+    No reader has seen these values. The cut needs no sync: after a crash, the next writer cuts again.
     """
     if manifest.heads is None or loaded.scanned is None:
         return
@@ -449,7 +449,7 @@ def _copy_values(files: Files, loaded: LoadedLog, segments: Segments) -> None:
 
 
 def _rewrite_copies(files: Files, loaded: LoadedLog, segments: Segments) -> None:
-    """Write values of groups that may not be durable to the journal again: only their segments may have them."""
+    """Write values to the journal again whose groups may not be durable: only segments may have these values."""
     if loaded.scanned is None:
         return
     count = loaded.position.seq - loaded.start_seq
@@ -482,7 +482,7 @@ def _rewrite(files: Files, fd: int, begin: int, end: int) -> None:
 
 _ATTEMPTS = 8
 _BATCH = 1024
-"""Values that `verify` checks between calls of `progress`."""
+"""Number of values that `verify` checks between calls of `progress`."""
 
 
 class Changes(NamedTuple):
@@ -491,11 +491,11 @@ class Changes(NamedTuple):
     Attributes
     ----------
     changed : int
-        Number of them.
+        Number of these records.
     records : Recovered or None
         All records, which replace all earlier ones, if the reader continues with another snapshot or journal.
     slots : int64 [N, 4]
-        Otherwise these records, in the order of the log.
+        If `records` is None, the records in the order of the log.
     """
 
     changed: int
@@ -548,14 +548,14 @@ def follow(
 ) -> tuple[Journal, Manifest, set[int], Changes]:
     """Read the records that were committed after `journal.position`.
 
-    All records are read if the writer has begun another journal, if `reads_all`, and if the journal does not continue
-    what was read: a commit that a writer could not finish counts for readers that saw it, until the next one takes its
-    place.
+    All records are read if the writer has begun another journal, if `reads_all` is True, or if the journal does not
+    continue the records that were read: a reader may have read a commit that the writer could not finish and that the
+    next commit has replaced.
 
     Returns
     -------
     Journal
-        The journal to continue with: the given one, or another (then the given one is closed).
+        The journal to continue with: `journal`, or another one (then `journal` is closed).
     Manifest
     set of int
         Segments that the manifest no longer names.
@@ -587,8 +587,8 @@ def _follow(
     folder: str, manifest: Manifest, segments: Segments, journal: Journal
 ) -> tuple[Journal, Manifest, set[int], Changes] | None:
     """Return the result of `follow`, or None if the reader must continue with other files."""
-    # In this order: the floor that is read first is one of the journal that the manifest then names, or of an
-    # earlier one; and nothing is appended to a journal after a manifest without it.
+    # Read the floor before the manifest: it then belongs to the journal that the manifest names, or to an earlier one.
+    # No record is appended to a journal that the manifest no longer names.
     floor = highest(read_marks(folder, manifest.uuid_bytes)[0], journal.salt)[:2]
     newest = read_manifest(folder)
     _check_same(folder, manifest, newest)
@@ -604,7 +604,7 @@ def _follow(
         puts = scanned.records["loc"][scanned.records["type"] == PUT]
         if len(np.setdiff1d(segment_of(puts[:, 0]), segments.ids())):
             return None
-        slots, journal.position = settle(scanned, scanned.slots, start, floor[0], segments)
+        slots, journal.position = valid_records(scanned, scanned.slots, start, floor[0], segments)
     return journal, newest, set(segments.ids()) - {JOURNAL_SEGMENT, *newest.segments}, Changes(len(slots), None, slots)
 
 
@@ -618,7 +618,7 @@ def _check_same(folder: str, manifest: Manifest, newest: Manifest) -> None:
 
 @dataclass(frozen=True)
 class Problem:
-    """A damaged place: the file, the byte where it begins, and a description; `key` is the key of a damaged value."""
+    """Damage: the file, the byte where it begins, and a description; `key` is the key of a damaged value."""
 
     path: str
     offset: int | None
@@ -734,7 +734,7 @@ def _check_spares(manifest: Manifest, folder: str, report: VerifyReport) -> None
     except errors.CorruptionError as error:
         report.problems.append(_problem(error))
     except FileNotFoundError as error:
-        if read_manifest(folder) == manifest:  # else a writer has deleted it in the meantime
+        if read_manifest(folder) == manifest:  # otherwise a writer has deleted the file in the meantime
             report.problems.append(Problem(str(error.filename), None, "the file is missing"))
 
 

@@ -46,7 +46,8 @@ from .format import (
 )
 
 WRITE_BYTES = 1 << 20
-"""Maximum size of values that one write takes, except a larger one, in bytes: they stay in the processor's cache."""
+"""Maximum size of the values in one write, in bytes, so that they stay in the processor's cache; a larger value is
+written alone."""
 _LARGE = 1 << 18
 """Minimum size of a value that is written without a copy, in bytes."""
 
@@ -90,7 +91,7 @@ class Segments:
     """
 
     def __init__(self, files: Files, folders: Sequence[SegmentFolder], segment_bytes: int, *, writable: bool) -> None:
-        # minus one unit, because a value of 0 bytes may be placed at the end
+        # less one unit, because a value of 0 bytes may be placed at the end
         self.limit = min(segment_bytes, MAX_SEGMENT_BYTES - UNIT)
         self._files, self._writable = files, writable
         self.paths, self._uuids = [path for path, _ in folders], [uuid for _, uuid in folders]
@@ -250,7 +251,7 @@ class Segments:
             is_last = chunk.is_last
             if not chunk.count:
                 continue
-            # Set the end first: a finalizer that interrupts the write and appends must use other bytes.
+            # Set the end first: a finalizer may interrupt this write and append, and must use other bytes.
             new_end = self.ends[shard] = chunk.offset + chunk.nbytes
             try:
                 chunk.write(self._files, self._fds[head])
@@ -258,7 +259,7 @@ class Segments:
                 if self.heads[shard] == head and self.ends[shard] == new_end:
                     self.ends[shard] = first_end
                 raise
-            # After the write: a signal handler may sync the segment before that.
+            # Do this after the write: a signal handler may sync the segment before the write.
             self._unsynced[head] = new_end
             if copies is not None and chunk.nbytes:
                 copies.append(chunk.padded())
@@ -276,7 +277,7 @@ class Segments:
     def mark_synced(self, ends: dict[int, int]) -> None:
         """Record that the segments in a result of `unsynced` are durable, except those with later values."""
         for segment in ends:
-            # A signal handler may have appended to it, or synced it.
+            # A signal handler may have appended to the segment, or synced it.
             if segment in self._unsynced and self._unsynced[segment] == ends[segment]:
                 del self._unsynced[segment]
 
@@ -358,7 +359,7 @@ def encode_values(
 
     Offsets are multiples of `UNIT`. The first value of a segment may exceed the limit. The values are copied to the
     `room` bytes at `out`, each padded to `UNIT`, up to the first one that does not fit, is large or is a `StoredValue`.
-    With 0 for `out` they are not copied, and those after the first end within `room` bytes.
+    If `out` is 0, no value is copied, and all values after the first end within `room` bytes.
     """
     first = footprint(end)
     for k in range(count):
@@ -386,7 +387,7 @@ def encode_values(
 
 @dataclass(slots=True)
 class Chunk:
-    """Values that are written at once: the number of values, their place in a segment, and their contents.
+    """Values of one write: the number of values, their position in a segment, and their contents.
 
     `contents` has zeros after the values up to a multiple of `UNIT`, or no bytes after them.
     """
@@ -421,7 +422,7 @@ class ValueBuffers:
     Parameters
     ----------
     owner : object
-        Keeps the memory. If a value is a `StoredValue`, the list of all values.
+        Keeps the memory alive. If a value is a `StoredValue`, the list of all values.
     addresses, sizes : int64 [N]
         The address of a `StoredValue` is -1 minus its checksum.
     is_packed : bool
@@ -454,7 +455,7 @@ class ValueBuffers:
 
     @classmethod
     def of(cls, values: Any) -> ValueBuffers:
-        """Return values that are a sequence of bytes-like or StoredValue, uint8 [N, nbytes], or Ragged of uint8."""
+        """Return the buffers of a sequence of bytes-like or StoredValue, of uint8 [N, nbytes], or of a Ragged."""
         owner: Any
         if isinstance(values, Ragged):
             owner, starts = values._items

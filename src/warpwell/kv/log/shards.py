@@ -38,7 +38,7 @@ _LOW = 0x7FFFFFFF
 
 @device
 def shard_of(key0: int, key1: int, length: int, count: int) -> int:
-    """Return the shard of a key, 0 to `count` - 1: the one whose number and key have the largest hash.
+    """Return the shard of a key, 0 to `count` - 1: of all shards, its number and the key have the largest hash.
 
     If a shard is added at the end, a key stays or moves to the new shard. This function is part of the format: it never
     changes.
@@ -108,8 +108,8 @@ class ShardFolder:
             shards = find_shards(self.home, original) if original.uuid == uuid else []
             if any(_same(shard.path, self.path) for shard in shards):
                 raise errors.SharingError(
-                    f"{main} is a copy of {self.home}, and {self.path} is a shard of that one: writing would change it."
-                    f" Open {self.home}, or make a store with shards of its own (`warpwell kv dump`, then `load`)",
+                    f"{main} is a copy of {self.home}, and {self.path} is a shard of that store: writing would change "
+                    f"it. Open {self.home}, or make a store with shards of its own (`warpwell kv dump`, then `load`)",
                     path=main,
                 )
         return True
@@ -136,7 +136,7 @@ def locate_segments(folder: str, manifest: Manifest) -> tuple[list[SegmentFolder
     meta = manifest.schema or {}
     if "shard" in meta:
         raise errors.FormatError(
-            f"{folder} is shard {meta['shard']} of the store {home_of(folder, meta)}: open that one", path=folder
+            f"{folder} is shard {meta['shard']} of the store {home_of(folder, meta)}: open that store", path=folder
         )
     missing: dict[int, Exception] = {}
     if not manifest.shards:
@@ -196,7 +196,7 @@ def find_shard(main: str, number: int, listed: dict[str, str]) -> ShardFolder:
         raise
     if manifest.uuid != listed["uuid"] or "shard" not in (manifest.schema or {}):
         raise errors.FormatError(
-            f"{path} is not the folder that {main} was created with as shard {number}: put that one back in its place",
+            f"{path} is not the folder that {main} was created with as shard {number}: put the original folder back",
             path=path,
         )
     return ShardFolder(path, manifest)

@@ -36,7 +36,7 @@ from .segments import WRITE_BYTES, Chunk, clear_padding
 from .shards import shard_of
 
 Staged = dict[bytes, bytes | tuple[bytes]]
-"""Records that are not in the log yet: the value of each key, in a tuple if the key was given as an integer."""
+"""Records that are not in the log yet: the value of each key, in a tuple if the key was passed as an integer."""
 
 
 class StagedEncoder:
@@ -118,7 +118,7 @@ def encode_staged(
 ) -> int:
     """Place staged records of a shard; return their number.
 
-    `state` has the first row and the end of the last value in the segment, and receives both for the next call.
+    `state` has the first row and the end of the last value in the segment; the call updates both.
     """
     row, end = load_weak_as(state, I8), load_weak_as(state + 8, I8)
     row, end, placed = _encode(
@@ -177,9 +177,9 @@ def _encode(
 ) -> tuple[int, int, int]:
     """Write records and values of a shard, from lists of Python objects that start at `row`.
 
-    Values are copied to the `room` bytes at `out`, each padded to `UNIT`. It stops at a value that does not fit there,
-    or would end after byte `limit` of the segment; the first value of a segment may. Returns the next row, the end of
-    the last value in the segment, and the number of records.
+    Values are copied to the `room` bytes at `out`, each padded to `UNIT`. The call stops at a value that does not fit
+    there, or that would end after byte `limit` of the segment, unless it is the segment's first. Return the next row,
+    the end of the last value in the segment, and the number of records.
     """
     first = footprint(end)
     placed = 0
