@@ -175,7 +175,7 @@ def _print(output: Output, runs: dict[str, dict[str, Any]]) -> None:
         f"\nquery: {query['rows']} of the table's rows, their features equal NumPy's: wanted "
         f"{_size(query['bytes_wanted'])} and read {_size(query['bytes_read'])} of {_size(query['table_bytes'])}, in "
         f"{query['seconds']:.2f} s\ntraining: {training['steps']} steps of {training['batch_size']} vertices and their "
-        f"sampled neighbours in {training['seconds']:.2f} s, loss {training['losses'][0]:.3f} to "
+        f"sampled neighbors in {training['seconds']:.2f} s, loss {training['losses'][0]:.3f} to "
         f"{training['losses'][-1]:.3f}: from storage and from memory the same, bit for bit"
     )
 

@@ -65,7 +65,7 @@ def query(path: Path, columns: dict[str, NDArray[Any]]) -> dict[str, Any]:
 
 
 def learn(path: Path, graph: Graph, columns: dict[str, NDArray[Any]]) -> dict[str, Any]:
-    """Train on sampled neighbours, from storage and from memory: the losses have to be equal, bit for bit."""
+    """Train on sampled neighbors, from storage and from memory: the losses have to be equal, bit for bit."""
     neighbors = train.Neighbors(graph, fanouts=[8], batch_size=BATCH, seed=SEED)
     names = ["features", "label"]
     steps = min(STEPS, len(neighbors))
@@ -82,7 +82,7 @@ def learn(path: Path, graph: Graph, columns: dict[str, NDArray[Any]]) -> dict[st
 
 
 def _losses(neighbors: train.Neighbors, data: train.Dataset, steps: int) -> list[float]:
-    """Return the loss of each step of a linear model that sees a vertex and the mean of its sampled neighbours."""
+    """Return the loss of each step of a linear model that sees a vertex and the mean of its sampled neighbors."""
     weights, losses = np.zeros((2 * WIDTH, CLASSES)), []
     for number in range(steps):
         batch = neighbors[number]

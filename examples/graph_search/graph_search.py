@@ -15,14 +15,14 @@ from warpwell.graph import LoadedGraph, bfs, connected_components, generate
 
 @ww.kernel
 def advance(edges, offsets, levels, level, changed):
-    """Visit the neighbours of the vertices on one level; a thread takes a vertex."""
+    """Visit the neighbors of the vertices on one level; a thread takes a vertex."""
     v = gpu.grid(1)
     if levels[v] != level:
         return
     for at in range(offsets[v], offsets[v + 1]):
-        neighbour = edges[at]  # from the cache, or from storage
-        if levels[neighbour] == -1:
-            levels[neighbour] = level + 1  # threads that meet here write the same
+        neighbor = edges[at]  # from the cache, or from storage
+        if levels[neighbor] == -1:
+            levels[neighbor] = level + 1  # threads that meet here write the same
             changed[0] = 1
 
 

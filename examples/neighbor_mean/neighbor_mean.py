@@ -1,4 +1,4 @@
-"""Learn labels of vertices from features of sampled neighbours, with graph and features on storage, by NumPy alone.
+"""Learn labels of vertices from features of sampled neighbors, with graph and features on storage, by NumPy alone.
 
 Run it with ``python neighbor_mean.py``; it needs no input and no GPU. It stops half-way, as if it had been killed, and
 resumes at the number of the next batch: the losses equal the losses of one run, bit for bit.
@@ -15,7 +15,7 @@ VERTICES, WIDTH, CLASSES, EPOCHS, BATCH, SEED = 4096, 32, 5, 6, 256, 3
 
 
 def make(folder):
-    """Write a graph in which neighbours mostly have one label, and features that tell little of it."""
+    """Write a graph in which neighbors mostly have one label, and features that tell little of it."""
     rng = np.random.default_rng(SEED)
     labels = rng.integers(0, CLASSES, VERTICES)
     ends = rng.integers(0, VERTICES, (2, 60 * VERTICES))
@@ -27,7 +27,7 @@ def make(folder):
 
 
 def inputs(batch, x):
-    """Return the features of the batch's vertices, and the mean features of their sampled neighbours."""
+    """Return the features of the batch's vertices, and the mean features of their sampled neighbors."""
     total = np.zeros((batch.batch_size, WIDTH))
     np.add.at(total, batch.targets, x[batch.sources])
     degree = np.bincount(batch.targets, minlength=batch.batch_size)

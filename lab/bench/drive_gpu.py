@@ -44,7 +44,7 @@ def gather(a, where, out):
 
 @kernel
 def first_items(a, step, out):
-    """Read the first item of each page: the lanes of a warp read neighbours."""
+    """Read the first item of each page: the lanes of a warp read neighbors."""
     i = grid(1)
     out[i] = a[i * step]
 

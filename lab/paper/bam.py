@@ -164,7 +164,7 @@ def _graph(kind: str, scale: int, folder: Path) -> wg.Graph:
 
 
 def _sources(graph: wg.Graph, count: int) -> list[int]:
-    """Return vertices with more than two neighbours, as the document chooses its sources."""
+    """Return vertices with more than two neighbors, as the document chooses its sources."""
     degrees = graph.degrees()
     return [int(v) for v in np.random.default_rng(27).choice(np.flatnonzero(degrees > 2), count)]
 
@@ -176,7 +176,7 @@ class EveryEdge(components._Components):
     """
 
     def run(self, run: Run, report: Callable[[str, int, int], None]) -> None:
-        """Link all vertices with all neighbours."""
+        """Link all vertices with all neighbors."""
         loaded, vertices = self.loaded, self.graph.vertices
         state = loaded.heads, loaded.offsets, self.parents, vertices, self.counters
         run.launch(components._link_heads, vertices, *state)
@@ -251,7 +251,7 @@ def graphs(setting: Setting, document: Document) -> Outcome:
         began = time.perf_counter()
         drive.read(0, data.nbytes)
         load = time.perf_counter() - began
-        # Searches from storage read the first neighbours of all vertices, too, before their time starts.
+        # Searches from storage read the first neighbors of all vertices, too, before their time starts.
         heads = load * graph.heads_path.stat().st_size / data.nbytes if graph.in_edges else 0.0
         with Stored(graph, drive) as stored:
             stored.seconds("bfs", sources[:1])  # compiles for the first shape, and warms up for all others

@@ -38,7 +38,7 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     kv/          key-value stores: log, index, access by kernels, loaders, conversion
     scheduler/   kernels that share one device: tasks, policies, preemption, service
     table/       tables: Arrow files in place, a folder of columns, conversion
-    train/       rows and neighbourhoods for training: data sets, feature stores, samplers
+    train/       rows and neighborhoods for training: data sets, feature stores, samplers
     programs/    CUDA programs and leases that share a GPU under the scheduler, one at a time
     remote/      arrays, stores and schedulers on the devices of a pool
     testing/     conformance suites for media and executors of your own

@@ -172,7 +172,7 @@ def test_registers_are_words_of_32_bits(kernel: FakeVfio) -> None:
                 transport.read32(offset)
 
 
-def test_native_threads_store_a_doorbell_and_not_its_neighbour(kernel: FakeVfio) -> None:
+def test_native_threads_store_a_doorbell_and_not_its_neighbor(kernel: FakeVfio) -> None:
     with opened(kernel) as transport, mmap.mmap(kernel.device, 0x4000) as bar:
         address, state = transport.native_store()
         store = ctypes.CFUNCTYPE(ctypes.c_long, *[ctypes.c_long] * 6)(address)

@@ -41,7 +41,7 @@ def test_configuration_and_status() -> None:
 
 
 @given(st.integers(0, 65535), unsigned(4))
-def test_doorbells_are_neighbours(queue: int, dstrd: int) -> None:
+def test_doorbells_are_neighbors(queue: int, dstrd: int) -> None:
     stride = 4 << dstrd
     first = controller.submission_doorbell(queue, stride)
     assert first == 0x1000 + 2 * queue * stride

@@ -79,7 +79,7 @@ def test_any_edges_become_their_rows(
 
 @pytest.mark.parametrize("in_edges", [False, True])
 @pytest.mark.parametrize("undirected", [False, True])
-def test_heads_are_the_first_neighbours(tmp_path: Path, undirected: bool, in_edges: bool) -> None:
+def test_heads_are_the_first_neighbors(tmp_path: Path, undirected: bool, in_edges: bool) -> None:
     graph = build(
         chunks(random_pairs(900, 300)),
         tmp_path / "graph.ww",

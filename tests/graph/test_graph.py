@@ -67,7 +67,7 @@ def test_equal_to_scipy(kron: Graph, cache: int | str, page_size: int) -> None:
     assert np.array_equal(found.values, levels)
     assert found.count == np.count_nonzero(levels >= 0)
     assert found.rounds == levels.max()
-    # A pulling vertex stops reading its neighbours once it has found one of them.
+    # A pulling vertex stops reading its neighbors once it has found one of them.
     assert 0 < found.stats.bytes_wanted <= 4 * np.diff(kron.load()[0])[levels >= 0].sum()
     assert found.stats.misses > 0
     components = connected_components(kron, **options)
@@ -99,7 +99,7 @@ def test_components_of_a_directed_graph_are_refused(directed: Graph) -> None:
         connected_components(directed, device="cpu")
 
 
-def test_a_vertex_with_many_neighbours_is_split(tmp_path: Path) -> None:
+def test_a_vertex_with_many_neighbors_is_split(tmp_path: Path) -> None:
     leaves = 5 * SEGMENT + 7
     star = made(tmp_path, [(leaves, leaf) for leaf in range(leaves)])
     options = {"device": "cpu", "cache": "8KiB", "page_size": 4096, "stats": "full"}
@@ -119,7 +119,7 @@ def test_a_long_path(tmp_path: Path) -> None:
 
 
 def test_components_that_the_sample_misses(tmp_path: Path) -> None:
-    """Many components of four vertices, linked in full only by their third neighbours."""
+    """Many components of four vertices, linked in full only by their third neighbors."""
     pairs = [(4 * k + i, 4 * k + j) for k in range(500) for i in range(4) for j in range(i + 1, 4)]
     graph = made(tmp_path, [*pairs, *((v, v) for v in range(50))], vertices=2010)
     found = connected_components(graph, device="cpu", cache="8KiB", page_size=512, stats="full")
@@ -231,7 +231,7 @@ def test_a_web_crawl(tmp_path: Path) -> None:
     assert np.array_equal(components.values, expected_labels(both))
     assert found.stats.evictions > 1000
     assert found.stats.io_amplification is not None
-    assert components.stats.bytes_read < 2 * both.edges  # half of the edges, with the first neighbours in the cache
+    assert components.stats.bytes_read < 2 * both.edges  # half of the edges, with the first neighbors in the cache
 
 
 def test_chunks_and_names_that_are_refused(tmp_path):

@@ -190,12 +190,12 @@ def test_distances_of_more_than_four_bytes(tmp_path: Path) -> None:
 
 def test_a_search_reads_the_pages_that_many_small_vertices_share(tmp_path: Path) -> None:
     # The source has 400 middle vertices, all linked with one another. Each of 4,000 leaves has one of them, and four
-    # vertices of a larger degree, which are its first neighbours: the first neighbours do not decide its level. The
-    # other vertices are on a ring, and have no other than first neighbours.
+    # vertices of a larger degree, which are its first neighbors: the first neighbors do not decide its level. The
+    # other vertices are on a ring, and have no other than first neighbors.
     large, middle, leaves, source = np.arange(4), 4 + np.arange(400), 404 + np.arange(4000), 4404
     pairs = [(source, m) for m in middle]
     pairs += [(m, n) for m in middle for n in middle if m < n]
-    pairs += [(leaf, neighbour) for k, leaf in enumerate(leaves) for neighbour in (*large, middle[k % 400])]
+    pairs += [(leaf, neighbor) for k, leaf in enumerate(leaves) for neighbor in (*large, middle[k % 400])]
     ring = np.arange(120_000)
     links = [4405 + np.concatenate([ring, (ring + step) % ring.size]).reshape(2, -1) for step in (1, 2)]
     graph = build([np.array(pairs).T, *links], tmp_path / "g.ww", undirected=True, order="degree")
@@ -205,7 +205,7 @@ def test_a_search_reads_the_pages_that_many_small_vertices_share(tmp_path: Path)
     assert found.stats.bytes_read <= 50 * 4096
 
 
-def test_a_vertex_with_many_neighbours(tmp_path: Path) -> None:
+def test_a_vertex_with_many_neighbors(tmp_path: Path) -> None:
     leaves = 3 * SEGMENT + 5
     graph = made(tmp_path, [(leaves, leaf, 1 + leaf % 7) for leaf in range(leaves)], "int32", undirected=True)
     options: dict[str, Any] = {"device": "cpu", "tier": "storage", "cache": "16KiB"}

@@ -36,7 +36,7 @@ def test_kernels_that_read_edges_compile(full: bool) -> None:
         (search._pull_heads, (e, w, w, LABELS, BITS, BITS, 0, 0, 1, w), "vote.sync.ballot"),
         (search._pull_items, (e, w, w, LABELS, BITS, BITS, w, 0, 0, w), ".or.b32"),
         (components._link_heads, (e, w, LABELS, 0, w), ".min.s32"),
-        (components._link_neighbours, (e, w, LABELS, w, 0, w), ".min.s32"),
+        (components._link_neighbors, (e, w, LABELS, w, 0, w), ".min.s32"),
         (shortest_paths._relax, (e, e, w, LABELS, BITS, w, 0, LABELS, 1, np.int64(0), 0, LABELS, w), ".min.s32"),
         (shortest_paths._relax, (e, lengths, w, RANKS, BITS, w, 0, RANKS, 1, np.float64(0), 0.0, RANKS, w), ".min.s64"),
         (ranks._gather, (e, w, w, 0, (0, 0), RANKS, RANKS, w), ".add.f64"),
@@ -61,7 +61,7 @@ def test_kernels_on_vertices_and_edges_in_memory_compile() -> None:
         (list_items, (w, w, -1, 0, 0, 0, 1, w, 0, w)),
         (components._link_heads, (LABELS, w, LABELS, 0, w)),
         (shortest_paths._relax, (e, e, w, LABELS, BITS, w, 0, LABELS, 1, np.int64(0), 0, LABELS, w)),
-        (components._link_neighbours, (e, w, LABELS, w, 0, w)),
+        (components._link_neighbors, (e, w, LABELS, w, 0, w)),
         (components._compress, (LABELS, 0)),
         (components._sample, (LABELS, 1, 0, w)),
         (shortest_paths._select, (w, LABELS, BITS, 1.0, w, 0, 0, 1, LABELS, w)),
@@ -87,7 +87,7 @@ def test_a_gpu_finds_what_the_cpu_finds(tmp_path: Path, cache: str, tier: str) -
 
 
 @pytest.mark.parametrize("tier", ["storage", "host-cached", "host", "device"])
-def test_a_vertex_with_many_neighbours(tmp_path: Path, tier: str) -> None:
+def test_a_vertex_with_many_neighbors(tmp_path: Path, tier: str) -> None:
     leaves = np.arange(9 * SEGMENT + 5)
     graph = build([(np.full(leaves.size, leaves.size), leaves)], tmp_path / "star.ww", undirected=True)
     with LoadedGraph(graph, device="cuda", tier=tier, cache="64KiB") as loaded:

@@ -32,10 +32,10 @@ def levels_of(graph: Graph, source: int) -> list[int]:
     waiting = deque([source])
     while waiting:
         vertex = waiting.popleft()
-        for neighbour in edges[offsets[vertex] : offsets[vertex + 1]].tolist():
-            if levels[neighbour] < 0:
-                levels[neighbour] = levels[vertex] + 1
-                waiting.append(neighbour)
+        for neighbor in edges[offsets[vertex] : offsets[vertex + 1]].tolist():
+            if levels[neighbor] < 0:
+                levels[neighbor] = levels[vertex] + 1
+                waiting.append(neighbor)
     return levels
 
 
@@ -98,20 +98,20 @@ def test_paths_ranks_and_triangles(graph: Graph, seed: int, monkeypatch: pytest.
     options = {"device": "interp", "tier": "storage", "cache": 1024, "page_size": 512}
     offsets, edges = graph.load()
     weights = graph.map(graph.weights_path)
-    neighbours = [
+    neighbors = [
         dict(zip(edges[a:b].tolist(), weights[a:b].tolist(), strict=True))
         for a, b in itertools.pairwise(offsets.tolist())
     ]
     distances = {seed: 0}
     for _ in range(graph.vertices):
         for v, d in list(distances.items()):
-            for u, w in neighbours[v].items():
+            for u, w in neighbors[v].items():
                 distances[u] = min(d + w, distances.get(u, d + w))
     found = sssp(graph, seed, **options)
     assert found.values.tolist() == [distances.get(v, np.iinfo(np.int64).max) for v in range(graph.vertices)]
     ranks = [1 / 54] * 54
-    lost = sum(rank for rank, row in zip(ranks, neighbours, strict=True) if not row) / 54
-    ranks = [0.15 / 54 + 0.85 * (lost + sum(ranks[u] / len(neighbours[u]) for u in row)) for row in neighbours]
+    lost = sum(rank for rank, row in zip(ranks, neighbors, strict=True) if not row) / 54
+    ranks = [0.15 / 54 + 0.85 * (lost + sum(ranks[u] / len(neighbors[u]) for u in row)) for row in neighbors]
     assert np.allclose(pagerank(graph, tolerance=0.0, iterations=1, **options).values, ranks, rtol=1e-12)
-    count = sum(1 for v, row in enumerate(neighbours) for u in row for w in row if v < u < w and w in neighbours[u])
+    count = sum(1 for v, row in enumerate(neighbors) for u in row for w in row if v < u < w and w in neighbors[u])
     assert triangles(graph, **options).count == count

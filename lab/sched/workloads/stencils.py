@@ -16,7 +16,7 @@ W00, W01, W02, W10, W11, W12, W20, W21, W22 = (np.float32(w) for w in WEIGHTS.fl
 
 @kernel
 def conv2d(image, out):
-    """Weigh the nine neighbours of each inner point; `out` has two rows and two columns fewer."""
+    """Weigh the nine neighbors of each inner point; `out` has two rows and two columns fewer."""
     i, j = grid(2)
     total = W00 * image[i, j] + W01 * image[i, j + 1] + W02 * image[i, j + 2]
     total += W10 * image[i + 1, j] + W11 * image[i + 1, j + 1] + W12 * image[i + 1, j + 2]

@@ -27,11 +27,11 @@ def word_address(core, page):
 def queue_of(core, page):
     """Return the queue record that serves a page (thread).
 
-    The queue depends on the page, so that a thread that waits for a BUSY page knows which queue to drain; neighbours
+    The queue depends on the page, so that a thread that waits for a BUSY page knows which queue to drain; neighbors
     that may share a command have the same queue.
     """
     group = page >> 3
-    # neighbouring groups go to different queues, far ones in no lockstep
+    # neighboring groups go to different queues, far ones in no lockstep
     index = rem((group ^ (group >> 7) ^ (group >> 13)) & 0x7FFFFFFF, field(core, at.C_N_QUEUES))
     return field(core, at.C_QUEUES) + index * (8 * Q_WORDS)
 

@@ -186,7 +186,7 @@ def load_page(core, space, page, word, requested, merge, mask, lane, leader):
     if lane == leader:
         store_relaxed(id_record(queue, cid) + 8 * at.ID_FRAMES, frame, DEVICE)
     if merge:
-        pages = _gather_neighbours(core, space, page, queue, cid, requested, mask, lane, leader)
+        pages = _gather_neighbors(core, space, page, queue, cid, requested, mask, lane, leader)
     submitted = 0
     if lane == leader and start(core, queue, cid, READ, page, pages, space):
         submitted = 1
@@ -234,7 +234,7 @@ def _read_failed(core, space, page, pages, queue, cid, status):
 
 
 @device
-def _gather_neighbours(core, space, page, queue, cid, requested, mask, lane, leader):
+def _gather_neighbors(core, space, page, queue, cid, requested, mask, lane, leader):
     """Lock the pages after `page` that lanes of the group request, for one command; return its number of pages.
 
     Take only pages that need no waiting: the group must not wait while the first page is BUSY. Further pages are read

@@ -234,7 +234,7 @@ def run_values(loaded: LoadedGraph, seconds: float, stats: Statistics) -> dict[s
         "page_size": edges.cache.page_size,
         "cache_bytes": None if edges.tier == "mapped" else edges.cache.cache_bytes,
         "edge_bytes": edges.nbytes,
-        # read before the run: offsets and first neighbours, and for the tiers in memory all edges
+        # read before the run: offsets and first neighbors, and for the tiers in memory all edges
         "loaded_bytes": loaded.vertex_bytes + (0 if edges.tier in ("mapped", "storage") else edges.nbytes),
         **{name: None if name in uncounted else getattr(stats, name) for name in counters},
     }

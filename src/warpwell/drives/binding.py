@@ -41,9 +41,9 @@ def refusals(drive: PciDrive) -> list[str]:
             "there is no IOMMU group, so nothing would keep the drive inside Warpwell's memory: switch the IOMMU on "
             "(VT-d or AMD-Vi in the firmware, and intel_iommu=on on the kernel's command line)"
         )
-    if drive.neighbours:
+    if drive.neighbors:
         found.append(
-            f"its IOMMU group {drive.group} is not viable: it also has {', '.join(drive.neighbours)}; they would have "
+            f"its IOMMU group {drive.group} is not viable: it also has {', '.join(drive.neighbors)}; they would have "
             "to be given up too (a slot of its own helps)"
         )
     return found

@@ -71,7 +71,7 @@ class PciDrive:
         The bound driver: ``nvme`` (the kernel's), ``vfio-pci`` (ready for Warpwell), another, or None.
     group : int or None
         Number of its IOMMU group; None without an IOMMU.
-    neighbours : tuple of str
+    neighbors : tuple of str
         Devices of the group that make it not viable, each with its driver.
     functions : int
         Number of active virtual functions.
@@ -84,7 +84,7 @@ class PciDrive:
     address: str
     driver: str | None
     group: int | None
-    neighbours: tuple[str, ...] = ()
+    neighbors: tuple[str, ...] = ()
     functions: int = 0
     model: str = ""
     serial: str = ""
@@ -182,7 +182,7 @@ class Machine:
             address,
             self.driver(address),
             int(os.path.basename(os.readlink(group))) if group.is_symlink() else None,
-            tuple(self._neighbours(address)),
+            tuple(self._neighbors(address)),
             _number(folder / "sriov_numvfs") or 0,
             **text,
             namespaces=tuple(sorted(namespaces, key=lambda each: each.nsid)),
@@ -204,7 +204,7 @@ class Machine:
             tuple(users.of(name, controller)),
         )
 
-    def _neighbours(self, address: str) -> Iterator[str]:
+    def _neighbors(self, address: str) -> Iterator[str]:
         """Yield the devices of an IOMMU group that make it not viable, because a program would control them as well."""
         for each in _folders(self.device(address) / "iommu_group" / "devices", ""):
             if each.name == address or (_number(each / "class") or 0) >> 16 == _BRIDGE_CLASS:

@@ -174,7 +174,7 @@ class VfioTransport(Transport):
         status = bytearray(struct.pack("II", 8, 0))
         fcntl.ioctl(group, _GROUP_GET_STATUS, status)
         if not struct.unpack("II", status)[1] & _GROUP_VIABLE:
-            reason = f"its IOMMU group {drive.group} is not viable: {', '.join(drive.neighbours)} must be given up too"
+            reason = f"its IOMMU group {drive.group} is not viable: {', '.join(drive.neighbors)} must be given up too"
             raise drive_error(drive.address, reason, reasons=(reason,))
         fcntl.ioctl(group, _GROUP_SET_CONTAINER, struct.pack("i", container))
         fcntl.ioctl(container, _SET_IOMMU, _TYPE1_V2)

@@ -8,7 +8,7 @@ Files, in the order in which edges meet them:
 - generate.py       `generate`: the graphs of the GAP benchmark
 - build.py          `build`: write a graph on disk from chunks of edges
 - external.py       sort edges in bounded memory
-- order.py          the order of degree, and the first neighbours of each vertex
+- order.py          the order of degree, and the first neighbors of each vertex
 - graph.py          `Graph`: a graph on disk, checked when it is opened
 - loaded.py         `LoadedGraph`: a graph that kernels can traverse
 - algorithms/       `bfs`, `connected_components`, `sssp`, `pagerank`, `triangles`

@@ -68,7 +68,7 @@ def build(
     self_loops : bool, default True
         Keep edges from a vertex to itself.
     order : {"given", "degree"}, default "given"
-        Order in which vertices are stored. "degree" stores vertices with the most neighbours first, so that traversals
+        Order in which vertices are stored. "degree" stores vertices with the most neighbors first, so that traversals
         read less from storage, but the edges are sorted twice. Algorithms return results by the vertex numbers of the
         input in either case.
     weights : {"int32", "float32"} or False, optional

@@ -26,7 +26,7 @@ IN_PART = ("in_offsets.npy", "in_edges.npy", "in_weights.npy")
 ORDER = "order.npy"
 HEADS = "heads.npy"
 HEAD = 4
-"""Neighbours of each vertex in `HEADS`."""
+"""Neighbors of each vertex in `HEADS`."""
 WEIGHTS, DESTINATIONS, ORDERS = ("int32", "float32"), ("int32", "int64"), ("given", "degree")
 """Dtypes of weights and of destinations, and orders of the vertices."""
 SMALL = 1 << 31

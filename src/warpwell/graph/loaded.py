@@ -105,12 +105,12 @@ class LoadedGraph:
 
     @property
     def on_device(self) -> bool:
-        """Whether the edges are in device memory, as first neighbours are."""
+        """Whether the edges are in device memory, as first neighbors are."""
         return self.edges.tier == "device"
 
     @property
     def arrays(self) -> tuple[Array, ...]:
-        """The arrays that kernels of a traversal index: destinations, sources of in-edges, first neighbours."""
+        """The arrays that kernels of a traversal index: destinations, sources of in-edges, first neighbors."""
         parts = [self.edges]
         if self.graph.in_edges:
             parts += [self.in_edges] if self.on_device else [self.in_edges, self.heads]
@@ -118,7 +118,7 @@ class LoadedGraph:
 
     @property
     def vertex_bytes(self) -> int:
-        """Bytes of offsets and first neighbours that have been read into device memory."""
+        """Bytes of offsets and first neighbors that have been read into device memory."""
         return sum(part.nbytes for part in self._opened.values() if not isinstance(part, Array))
 
     @property
@@ -146,11 +146,11 @@ class LoadedGraph:
 
     @property
     def heads(self) -> Any:
-        """The first neighbours of each vertex (`graph.HEAD` of them, the sources of in-edges), padded with -1.
+        """The first neighbors of each vertex (`graph.HEAD` of them, the sources of in-edges), padded with -1.
 
         Searches read all of them in order, several times. So they are in device memory, as the offsets are, unless they
         are larger than the cache: then they are an array in the same cache. If the caller has opened the edges, first
-        neighbours are always in device memory: a drive alone may serve that cache, which then takes no file.
+        neighbors are always in device memory: a drive alone may serve that cache, which then takes no file.
         """
         path = self._of_in_edges(self.graph.heads_path)
         shares_cache = self._caller_edges is None and not self.in_memory

@@ -1,8 +1,8 @@
-"""The order in which vertices are stored: by degree, and the first neighbours of each vertex.
+"""The order in which vertices are stored: by degree, and the first neighbors of each vertex.
 
-In descending order of degree, the neighbours that a vertex most likely shares with a search have the smallest numbers:
-its list of neighbours begins with them, and their own edges are on the first pages of the file. So most vertices need
-only their first `HEAD` neighbours, which are stored again in a file of their own.
+In descending order of degree, the neighbors that a vertex most likely shares with a search have the smallest numbers:
+its list of neighbors begins with them, and their own edges are on the first pages of the file. So most vertices need
+only their first `HEAD` neighbors, which are stored again in a file of their own.
 """
 
 from pathlib import Path
@@ -28,7 +28,7 @@ def write_order(folder: Path, degrees: Vertices) -> Vertices:
 
 
 def write_heads(folder: Path, graph: Graph, part: tuple[str, str, str]) -> None:
-    """Write the first neighbours of each vertex, from which edges lead to it, padded with -1."""
+    """Write the first neighbors of each vertex, from which edges lead to it, padded with -1."""
     offsets, edges = np.load(folder / part[0]), graph.map(folder / part[1])
     with npy_writer(folder / HEADS, graph.destinations) as write:
         for first in range(0, graph.vertices, _BLOCK):

@@ -53,7 +53,7 @@ def fold_warp(f: Any, start: Any, source: Any, lo: int, hi: int, *args: Any) -> 
     """Fold the caller's share of [lo, hi); return it (all converged threads of the warp, same `lo` and `hi`).
 
     This is like `fold`, but each thread starts with its own `start` and returns the result of its share; `reduce_warp`
-    combines the results. Neighbouring threads take neighbouring items. On `cpu` and `interp` a warp is one thread.
+    combines the results. Neighboring threads take neighboring items. On `cpu` and `interp` a warp is one thread.
     """
     return _interpreted(_choose_fold, 1, f, start, source, lo, hi, *args)
 

@@ -1,6 +1,6 @@
 """Traversals: algorithms on graphs whose edges stay on storage.
 
-- work_items.py      work items of kernels: a vertex and a piece of its neighbours; sets of vertices
+- work_items.py      work items of kernels: a vertex and a piece of its neighbors; sets of vertices
 - run.py             `Run`: many launches on arrays that are opened to kernels once
 - search.py          `bfs`
 - components.py      `connected_components`

@@ -30,7 +30,7 @@ from .work_items import (
     ITEMS,
     list_items,
     max_items,
-    neighbour_at,
+    neighbor_at,
     segment_of,
     vertex_dtype,
 )
@@ -72,15 +72,15 @@ def _link(u, v, parents):
 
 @kernel
 def _link_heads(heads, offsets, parents, count, counters):
-    """Link each of `count` vertices with its first neighbours (thread a vertex)."""
+    """Link each of `count` vertices with its first neighbors (thread a vertex)."""
     v = grid(1)
     if v < count:
         at = HEAD * v
         stop = at + min(offsets[v + 1] - offsets[v], HEAD)
         while at < stop:
-            neighbour = neighbour_at(heads, at, parents.size, counters)
-            if neighbour >= 0:
-                _link(v, neighbour, parents)
+            neighbor = neighbor_at(heads, at, parents.size, counters)
+            if neighbor >= 0:
+                _link(v, neighbor, parents)
             at += 1
 
 
@@ -105,8 +105,8 @@ def _sample(parents, stride, count, out):
 
 
 @kernel
-def _link_neighbours(edges, offsets, parents, items, count, counters):
-    """Link vertices with their neighbours: a warp takes one item, its lanes adjacent edges."""
+def _link_neighbors(edges, offsets, parents, items, count, counters):
+    """Link vertices with their neighbors: a warp takes one item, its lanes adjacent edges."""
     mask = activemask()
     index = div(grid(1), warp_size())
     if index < count:
@@ -114,9 +114,9 @@ def _link_neighbours(edges, offsets, parents, items, count, counters):
         lane = lane_id()
         while at < stop:
             if at + lane < stop:
-                neighbour = neighbour_at(edges, at + lane, parents.size, counters)
-                if neighbour >= 0:
-                    _link(vertex, neighbour, parents)
+                neighbor = neighbor_at(edges, at + lane, parents.size, counters)
+                if neighbor >= 0:
+                    _link(vertex, neighbor, parents)
             # The lanes meet here, so their next edges are read together.
             syncwarp(mask)
             at += warp_size()
@@ -128,8 +128,8 @@ def connected_components(
     """Find the connected components of an undirected graph, reading its edges on demand.
 
     The algorithm is Afforest ("Optimizing Parallel Graph Connectivity Computation via Subgraph Sampling", Sutton,
-    Ben-Nun, Barak, 2018), which the GAP benchmark uses too: every vertex is linked with its first four neighbours,
-    which are in device memory, then the largest component is guessed from a sample, and the other neighbours are read
+    Ben-Nun, Barak, 2018), which the GAP benchmark uses too: every vertex is linked with its first four neighbors,
+    which are in device memory, then the largest component is guessed from a sample, and the other neighbors are read
     only for vertices outside of that component. If a graph has one large component, few of its edges are read.
 
     Parameters
@@ -171,7 +171,7 @@ class _Components(Work):
         self.picks = zeros(where, min(SAMPLES, vertices))
 
     def run(self, run: Run, report: Progress) -> None:
-        """Link the first neighbours, then the other neighbours of vertices outside of the largest component."""
+        """Link the first neighbors, then the other neighbors of vertices outside of the largest component."""
         loaded, vertices, parents = self.loaded, self.graph.vertices, self.parents
         report("link", 0, 2)
         run.launch(_link_heads, vertices, loaded.heads, loaded.offsets, parents, vertices, self.counters)
@@ -185,13 +185,13 @@ class _Components(Work):
         report("link", 2, 2)
 
     def _link_outside(self, run: Run, label: int) -> None:
-        """Link vertices that do not have a label with all their neighbours."""
+        """Link vertices that do not have a label with all their neighbors."""
         loaded, vertices, parents = self.loaded, self.graph.vertices, self.parents
         outside = label, 0, 0, vertices, HEAD + 1  # vertices with another label, and edges that are not in heads
         run.launch(list_items, vertices, loaded.offsets, parents, *outside, self.items, 0, self.counters)
         count = int(run.read(self.counters)[ITEMS])
         arguments = loaded.edges, loaded.offsets, parents, self.items, count, self.counters
-        run.launch(_link_neighbours, count * loaded.warp, *arguments)
+        run.launch(_link_neighbors, count * loaded.warp, *arguments)
         run.launch(_compress, vertices, parents, vertices)
 
     def result(self) -> tuple[NDArray[Any], int, int]:

@@ -24,7 +24,7 @@ from .work_items import (
     WARPS,
     list_items,
     max_items,
-    neighbour_at,
+    neighbor_at,
     segment_of,
     up_to_warps,
     vertices_of,
@@ -42,7 +42,7 @@ def _gather(edges, offsets, items, count, window, shares, sums, counters):
         total = 0.0
         at += lane_id()
         while at < stop:
-            source = neighbour_at(edges, at, shares.size, counters)
+            source = neighbor_at(edges, at, shares.size, counters)
             if source >= 0:
                 total += shares[source]
             at += warp_size()

@@ -49,7 +49,7 @@ from .work_items import (
     insert,
     list_items,
     max_items,
-    neighbour_at,
+    neighbor_at,
     segment_of,
     start_array,
     vertex_dtype,
@@ -60,30 +60,30 @@ LEVEL, BEGIN, FRONTIER, STOP = 6, 7, 8, 9
 ALPHA = 15
 """In memory, pull if the frontier has more than one in ALPHA of the edges to pull along (alpha of GAP)."""
 FEW_PAGES = 64
-"""From storage, a frontier on fewer pages is pushed without reading the first neighbours of all vertices."""
+"""From storage, a frontier on fewer pages is pushed without reading the first neighbors of all vertices."""
 OWN_STEPS = 8
-"""Neighbours that a pulling thread reads by itself, before its warp helps: most vertices need fewer."""
+"""Neighbors that a pulling thread reads by itself, before its warp helps: most vertices need fewer."""
 SMALL = 1 << 14
 """Edges of a frontier in memory that one block visits: several levels in one launch."""
 
 
 @device
 def _visit(edges, offsets, levels, visited, items, index, base, level, mask, counters):
-    """Set the level of an item's neighbours and append theirs (a whole warp, all lanes of mask with one index)."""
+    """Set the level of an item's neighbors and append theirs (a whole warp, all lanes of mask with one index)."""
     _, at, stop = segment_of(items[index], offsets)
     lane = lane_id()
     while at < stop:
-        neighbour = -1
+        neighbor = -1
         if at + lane < stop:
-            neighbour = neighbour_at(edges, at + lane, levels.size, counters)
+            neighbor = neighbor_at(edges, at + lane, levels.size, counters)
         found = False
-        if neighbour >= 0 and insert(visited, neighbour):
+        if neighbor >= 0 and insert(visited, neighbor):
             found = True
-            levels[neighbour] = level
+            levels[neighbor] = level
         # The lanes meet here, so their next edges are read together.
         found_mask = ballot(mask, found)
         if found_mask != 0:
-            degrees = append(mask, found, neighbour, offsets, items, base, counters)
+            degrees = append(mask, found, neighbor, offsets, items, base, counters)
             if lane == warp_size() - 1:
                 atomic_add(counters, DEGREES, degrees)
                 atomic_add(counters, FOUND, popc(found_mask))
@@ -92,7 +92,7 @@ def _visit(edges, offsets, levels, visited, items, index, base, level, mask, cou
 
 @kernel
 def _push(edges, offsets, levels, visited, items, begin, end, base, level, counters):
-    """Visit the neighbours of items [begin, end); a warp takes one item, its lanes adjacent edges."""
+    """Visit the neighbors of items [begin, end); a warp takes one item, its lanes adjacent edges."""
     mask = activemask()
     index = begin + div(grid(1), warp_size())
     if index < end:
@@ -168,8 +168,8 @@ def _leads_to(edges, visited, at, stop, mask, vertices, counters):
             low += warp_size()
         met = False
         if edge >= 0:
-            neighbour = neighbour_at(edges, edge, vertices, counters)
-            met = neighbour >= 0 and contains(visited, neighbour)
+            neighbor = neighbor_at(edges, edge, vertices, counters)
+            met = neighbor >= 0 and contains(visited, neighbor)
         if alone:
             hit = hit or met
         else:
@@ -183,12 +183,12 @@ def _leads_to(edges, visited, at, stop, mask, vertices, counters):
 
 @device
 def _head_in(heads, visited, vertex, degree, vertices, counters):
-    """Return True if one of a vertex's first neighbours is in a set that does not change (thread)."""
+    """Return True if one of a vertex's first neighbors is in a set that does not change (thread)."""
     at = HEAD * vertex
     stop = at + min(degree, HEAD)
     while at < stop:
-        neighbour = neighbour_at(heads, at, vertices, counters)
-        if neighbour >= 0 and contains(visited, neighbour):
+        neighbor = neighbor_at(heads, at, vertices, counters)
+        if neighbor >= 0 and contains(visited, neighbor):
             return True
         at += 1
     return False
@@ -196,9 +196,9 @@ def _head_in(heads, visited, vertex, degree, vertices, counters):
 
 @kernel
 def _pull_heads(heads, in_offsets, offsets, levels, visited, after, level, word_count, warps, counters):
-    """Put vertices with a first neighbour in `visited` into `after`, and count the other edges of those without one.
+    """Put vertices with a first neighbor in `visited` into `after`, and count the other edges of those without one.
 
-    A warp takes every `warps`-th of `word_count` words. Such a neighbour of a vertex outside of `visited` is on the
+    A warp takes every `warps`-th of `word_count` words. Such a neighbor of a vertex outside of `visited` is on the
     previous level. `visited` does not change.
     """
     mask = activemask()
@@ -235,7 +235,7 @@ def _pull_heads(heads, in_offsets, offsets, levels, visited, after, level, word_
 
 @kernel
 def _list_undecided(in_offsets, after, items, count, base, pages, page_bits, counters):
-    """Append the items of those of `count` vertices outside of `after` that have more than the first neighbours.
+    """Append the items of those of `count` vertices outside of `after` that have more than the first neighbors.
 
     `pages` receives the pages of ``2**page_bits`` edges that their other edges are on (thread a vertex).
     """
@@ -260,9 +260,9 @@ def _list_undecided(in_offsets, after, items, count, base, pages, page_bits, cou
 
 @kernel
 def _pull_items(edges, in_offsets, offsets, levels, visited, after, items, count, level, counters):
-    """Put vertices of `count` items with a neighbour in `visited` into `after` (thread an item).
+    """Put vertices of `count` items with a neighbor in `visited` into `after` (thread an item).
 
-    The first neighbours are skipped: `_pull_heads` has read them. All lanes have edges, so that a GPU waits for the
+    The first neighbors are skipped: `_pull_heads` has read them. All lanes have edges, so that a GPU waits for the
     pages of as many vertices at once as it can.
     """
     mask = activemask()
@@ -285,9 +285,9 @@ def _pull_items(edges, in_offsets, offsets, levels, visited, after, items, count
 
 @kernel
 def _pull(edges, in_offsets, offsets, levels, visited, reached, after, skip, level, word_count, warps, counters):
-    """Put `reached`, and vertices with a neighbour in `visited`, into `after`, word by word as `_pull_heads`.
+    """Put `reached`, and vertices with a neighbor in `visited`, into `after`, word by word as `_pull_heads`.
 
-    The first `skip` neighbours are skipped: `_pull_heads` has read them, and added their vertices to `reached`.
+    The first `skip` neighbors are skipped: `_pull_heads` has read them, and added their vertices to `reached`.
     """
     mask = activemask()
     lane = lane_id()
@@ -329,12 +329,12 @@ def bfs(
     """Search a graph breadth-first, reading its edges on demand.
 
     A large level is first pulled ("Direction-Optimizing Breadth-First Search", Beamer, Asanovic, Patterson, 2012) along
-    the first neighbours of each vertex, which are in device memory: each vertex that is not found yet looks for a
-    neighbour that is found. For the vertices that remain, the search either reads their other edges, or pushes along
+    the first neighbors of each vertex, which are in device memory: each vertex that is not found yet looks for a
+    neighbor that is found. For the vertices that remain, the search either reads their other edges, or pushes along
     the edges of the frontier, whichever reads less. If all edges are in device memory, it pulls along all of them at
     once. In a push, a warp takes a vertex of the frontier (or a segment of a large one) and its lanes read adjacent
     edges, so their pages are fetched together. If edges are in memory and the frontier is small, one block visits
-    several levels in one launch. Graphs without in-edges are only pushed. Levels, offsets, first neighbours and
+    several levels in one launch. Graphs without in-edges are only pushed. Levels, offsets, first neighbors and
     frontier are in device memory, about 36 bytes per vertex.
 
     Parameters
@@ -447,7 +447,7 @@ class _Search(Work):
         self.left -= self.edges
 
     def _pull_heads_first(self) -> NDArray[np.int64]:
-        """Look at the first neighbours of all vertices, then follow the fewer edges; return the counters of both."""
+        """Look at the first neighbors of all vertices, then follow the fewer edges; return the counters of both."""
         counts = self._pull_words(_pull_heads, self.loaded.heads, self.after)
         undecided_edges = int(counts[UNDECIDED_EDGES])
         if not undecided_edges:
@@ -462,7 +462,7 @@ class _Search(Work):
         loaded, vertices, pages = self.loaded, self.graph.vertices, self._pages(self.found, self.edges)
         if undecided_edges // self.loaded.page_items > pages:
             return self._push(self.after)
-        # Vertices of one degree have neighbouring edges, so they can have far fewer pages than there are vertices.
+        # Vertices of one degree have neighboring edges, so they can have far fewer pages than there are vertices.
         page_bits = loaded.page_items.bit_length() - 1
         page_set = zeros(self.device, count_words((self.graph.edges >> page_bits) + 1), np.uint32)
         state = loaded.in_offsets, self.after, self.items, vertices, -int(self.counts[ITEMS])
@@ -477,13 +477,13 @@ class _Search(Work):
         return self._read()
 
     def _pull_all(self, reached: Any, skip: int) -> NDArray[np.int64]:
-        """Look at all neighbours, except for the first `skip`, of vertices outside of a set."""
+        """Look at all neighbors, except for the first `skip`, of vertices outside of a set."""
         return self._pull_words(_pull, self.loaded.in_edges, reached, self.after, skip)
 
-    def _pull_words(self, pull: Any, neighbours: Any, *sets: Any) -> NDArray[np.int64]:
+    def _pull_words(self, pull: Any, neighbors: Any, *sets: Any) -> NDArray[np.int64]:
         """Launch a kernel over all words of `visited`, and return its counters."""
         loaded, warps = self.loaded, min(self.word_count, WARPS)
-        graph = neighbours, loaded.in_offsets, loaded.offsets, self.levels, self.visited
+        graph = neighbors, loaded.in_offsets, loaded.offsets, self.levels, self.visited
         self._run.launch(
             pull, warps * loaded.warp, *graph, *sets, self.level + 1, self.word_count, warps, self.counters
         )

@@ -39,7 +39,7 @@ from .work_items import (
     count_words,
     insert,
     max_items,
-    neighbour_at,
+    neighbor_at,
     segment_of,
     start_array,
 )
@@ -132,7 +132,7 @@ def _relax(
             at = first + lane_id()
         while at < stop:
             weight = staged[base + at - first] if staged.size > 1 else weights[at]
-            to = neighbour_at(edges, at, distances.size, counters)
+            to = neighbor_at(edges, at, distances.size, counters)
             if to >= 0:
                 _follow(to, weight, distance, distances, waiting, max_distance, counters)
             at += warp_size()

@@ -16,7 +16,7 @@ from ..graph import Graph, Progress
 from ..loaded import LoadedGraph
 from .components import require_undirected
 from .run import Result, Run, Work, execute
-from .work_items import neighbour_at, vertex_dtype, vertices_of
+from .work_items import neighbor_at, vertex_dtype, vertices_of
 
 TRIANGLES = 0
 """Counter: triangles."""
@@ -25,18 +25,18 @@ BATCH = 8
 
 
 @device
-def _precedes(offsets, vertex, neighbour):
-    """Return True if `vertex` precedes `neighbour` in ascending order of degree (thread)."""
+def _precedes(offsets, vertex, neighbor):
+    """Return True if `vertex` precedes `neighbor` in ascending order of degree (thread)."""
     degree = offsets[vertex + 1] - offsets[vertex]
-    neighbour_degree = offsets[neighbour + 1] - offsets[neighbour]
-    return neighbour_degree > degree or (neighbour_degree == degree and neighbour > vertex)
+    neighbor_degree = offsets[neighbor + 1] - offsets[neighbor]
+    return neighbor_degree > degree or (neighbor_degree == degree and neighbor > vertex)
 
 
 @kernel
 def _orient(edges, offsets, vertex, end, window, writes, successors, cursors, counters):
-    """Count, or write to `successors`, the neighbours in a window that follow a vertex in order of degree.
+    """Count, or write to `successors`, the neighbors in a window that follow a vertex in order of degree.
 
-    A warp takes a vertex. ``cursors[v]`` grows by the number of neighbours: from 0, or from the start of the successors
+    A warp takes a vertex. ``cursors[v]`` grows by the number of neighbors: from 0, or from the start of the successors
     of v in `successors`, which stay in ascending order.
     """
     mask = activemask()
@@ -47,12 +47,12 @@ def _orient(edges, offsets, vertex, end, window, writes, successors, cursors, co
         cursor = cursors[v]
         lane = lane_id()
         while edge < stop:
-            neighbour = -1
+            neighbor = -1
             if edge + lane < stop:
-                neighbour = neighbour_at(edges, edge + lane, offsets.size - 1, counters)
-            keep = ballot(mask, neighbour >= 0 and _precedes(offsets, v, neighbour))
+                neighbor = neighbor_at(edges, edge + lane, offsets.size - 1, counters)
+            keep = ballot(mask, neighbor >= 0 and _precedes(offsets, v, neighbor))
             if writes and (keep >> lane) & 1 != 0:
-                successors[cursor + popc(keep & ((1 << lane) - 1))] = neighbour
+                successors[cursor + popc(keep & ((1 << lane) - 1))] = neighbor
             cursor += popc(keep)
             edge += warp_size()
         if lane == 0:
@@ -102,10 +102,10 @@ def _count(successors, starts, edges, counters):
             v += 1
         first = starts[v]
         end = starts[v + 1]
-        neighbour = successors[at]
-        if at == first or successors[at - 1] != neighbour:
-            second = starts[neighbour]
-            second_end = starts[neighbour + 1]
+        neighbor = successors[at]
+        if at == first or successors[at - 1] != neighbor:
+            second = starts[neighbor]
+            second_end = starts[neighbor + 1]
             # The shorter list is walked, the longer one searched.
             if end - first < second_end - second:
                 found += _common(successors, first, end, second, second_end)
@@ -120,7 +120,7 @@ def _count(successors, starts, edges, counters):
 def triangles(graph: Graph | LoadedGraph | str | Path, *, progress: Progress | None = None, **options: Any) -> Result:
     """Count the triangles of an undirected graph, reading its edges twice, in order.
 
-    Each edge is kept only in the direction to the vertex of higher degree, so that no list of neighbours is long. Then,
+    Each edge is kept only in the direction to the vertex of higher degree, so that no list of neighbors is long. Then,
     for each edge, the lists of its two ends are intersected ("Main-memory triangle computations for very large (sparse
     (power-law)) graphs", Latapy, 2008). The lists are in device memory: 4 bytes for every two edges, and 16 bytes per
     vertex.
@@ -138,7 +138,7 @@ def triangles(graph: Graph | LoadedGraph | str | Path, *, progress: Progress | N
     Returns
     -------
     Result
-        Its count is the number of triangles: sets of three vertices that are all neighbours of each other. Edges from a
+        Its count is the number of triangles: sets of three vertices that are all neighbors of each other. Edges from a
         vertex to itself and repeated edges add no triangles. Its values are empty.
 
     Raises

@@ -1,6 +1,6 @@
 """Work items of graph kernels, one warp an item, and sets of vertices.
 
-An item is a vertex and a segment of its neighbours: a vertex with many neighbours has several items, so that a warp
+An item is a vertex and a segment of its neighbors: a vertex with many neighbors has several items, so that a warp
 reads at most `SEGMENT` of them. It is one word: the vertex, then the number of the segment. Sets of vertices are
 bitmaps of 32-bit words, so that a warp has the vertices of one word.
 """
@@ -30,7 +30,7 @@ from ...targets.primitives import (
 )
 
 SEGMENT = 1024
-"""Neighbours of an item: a page of 4 KiB."""
+"""Neighbors of an item: a page of 4 KiB."""
 SEGMENT_BITS = 23
 SEGMENT_MASK = (1 << SEGMENT_BITS) - 1
 WORD = 32
@@ -50,7 +50,7 @@ FOUND = 2
 DEGREES = 3
 """Edges of the vertices that were found."""
 UNDECIDED_EDGES = 4
-"""Edges, without the first ones, of vertices whose first neighbours do not decide whether they are found."""
+"""Edges, without the first ones, of vertices whose first neighbors do not decide whether they are found."""
 UNDECIDED_PAGES = 5
 """Pages of these edges."""
 N_COUNTERS = 10
@@ -163,13 +163,13 @@ def segment_of(item, offsets):
 
 
 @device
-def neighbour_at(edges, at, vertices, counters):
+def neighbor_at(edges, at, vertices, counters):
     """Return the vertex at the other end of an edge, or -1, which is counted, if it is not a vertex (thread)."""
-    neighbour = i64(edges[at])
-    if neighbour < 0 or neighbour >= vertices:
+    neighbor = i64(edges[at])
+    if neighbor < 0 or neighbor >= vertices:
         atomic_add(counters, BAD, 1)
         return -1
-    return neighbour
+    return neighbor
 
 
 @device

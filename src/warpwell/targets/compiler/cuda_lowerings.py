@@ -310,7 +310,7 @@ def _define_grid(stub: Any, block_index: Callable[..., Any]) -> None:
         start = builder.mul(block_index(builder, name), _special(builder, f"ntid.{name}"), flags=NO_WRAP)
         return builder.add(start, _special(builder, f"tid.{name}"), flags=NO_WRAP)
 
-    # the last axis of the shape is CUDA's x, so that neighbours in memory are neighbours in a warp
+    # the last axis of the shape is CUDA's x, so that neighbors in memory are neighbors in a warp
     intrinsics.define_grid(stub, lambda builder, dims: [axis(builder, name) for name in "zyx"[3 - dims :]])
 
 

@@ -231,7 +231,7 @@ class WeakMemory:
         value = ((value & (1 << 64) - 1) ^ (1 << 63)) - (1 << 63)
         # The other bytes keep what they were released with.
         self._append(location, thread, value, order, continues=True)
-        # Only the bytes of the item: their neighbours may belong to other memory.
+        # Only the bytes of the item: their neighbors may belong to other memory.
         _PART[size].from_address(address).value = bits
 
     def _append(self, location: Location, thread: ThreadView, value: int, order: int, continues: bool) -> None:
