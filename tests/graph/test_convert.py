@@ -408,7 +408,7 @@ def test_a_graph_whose_files_do_not_fit_is_refused(tmp_path: Path) -> None:
         ("{}", "does not describe"),
         (
             '{"format": "warpwell graph", "version": 4}',
-            r"version 4, and this Warpwell reads version 3\. Make the graph",
+            r"version 4, but this Warpwell reads version 3\. Make the graph",
         ),
         ('{"format": "warpwell graph", "version": 2, "vertices": 3}', "version 2, .*Make the graph again with"),
         ('{"format": "warpwell graph", "version": 1, "vertices": 3}', "version 1, .*Make the graph again with"),

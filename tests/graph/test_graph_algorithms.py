@@ -160,7 +160,7 @@ def test_ranks_that_do_not_converge_are_logged(directed: Graph, caplog: pytest.L
     found = pagerank(directed, device="cpu", tolerance=1e-12, iterations=3)
     messages = [record.getMessage() for record in caplog.records if record.name == "warpwell.graph.algorithms"]
     assert messages == [
-        f"the ranks changed by {found.change:.3g} in the last of 3 iterations, and the tolerance is 1e-12: allow more "
+        f"the ranks changed by {found.change:.3g} in the last of 3 iterations, but the tolerance is 1e-12: allow more "
         f"iterations"
     ]
     pagerank(directed, device="cpu", tolerance=0.0, iterations=3)  # exactly three

@@ -449,9 +449,9 @@ def test_matrix_market_equals_scipy(tmp_path: Path, values: str, symmetry: str) 
         (HEAD + "real general\n3 3 1\n1 1 1,5\n", "the weight '1,5' is not a number"),
         (HEAD + "real general\n3 3 1\n1 1 1D5\n", "the weight '1D5' is not a number"),
         (HEAD + "real general\n3 3 1\n1.0 1 5\n", "row 2: the source '1.0' is not an integer from 1 to 3"),
-        (HEAD + "pattern general\n3 3 2\n1 1\n", "announces 2 entries, and 1 follow"),
-        (HEAD + "pattern general\n3 3 1\n1 1\n2 2\n", "announces 1 entries, and 2 follow"),
-        (HEAD + "pattern general\n3 3 0\n1 1\n", "announces 0 entries, and 1 follow"),
+        (HEAD + "pattern general\n3 3 2\n1 1\n", "states 2 entries, but 1 follow"),
+        (HEAD + "pattern general\n3 3 1\n1 1\n2 2\n", "states 1 entries, but 2 follow"),
+        (HEAD + "pattern general\n3 3 0\n1 1\n", "states 0 entries, but 1 follow"),
         (HEAD + f"pattern general\n{10**18} {10**18} 1\n1 1\n", r"vertices must be from .* to 2\*\*32"),
     ],
 )

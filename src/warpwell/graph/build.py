@@ -190,7 +190,7 @@ def _convert_chunk(chunk: Edges, graph: Graph, vertices: int | None, *, drop_wei
     """Return the columns of a chunk: vertices as int64, and weights as int32 or float32, or None."""
     columns = len(chunk) if hasattr(chunk, "__len__") else 0
     if columns not in (2, 3):
-        problem = f"a chunk of edges has {columns} columns; give (sources, destinations) or (..., weights)"
+        problem = f"a chunk of edges has {columns} columns; pass (sources, destinations) or (..., weights)"
         raise ArgumentError(problem, name="edges")
     limit, (*ends, given) = VERTEX_LIMIT if vertices is None else vertices, (*chunk, None)[:3]
     sources, destinations = (_vertices_of(side, limit, graph.source) for side in ends)
@@ -198,7 +198,7 @@ def _convert_chunk(chunk: Edges, graph: Graph, vertices: int | None, *, drop_wei
     if sources.size != destinations.size or (weights is not None and weights.shape != sources.shape):
         sizes = [sources.size, destinations.size, *([] if weights is None else [weights.size])]
         raise ArgumentError(
-            f"the columns of a chunk of edges have {sizes} items: give columns of equal length", name="edges"
+            f"the columns of a chunk of edges have {sizes} items: pass columns of equal length", name="edges"
         )
     if not self_loops:
         is_kept = sources != destinations
@@ -215,7 +215,11 @@ def _vertices_of(values: npt.ArrayLike, limit: int, source: str) -> Vertices:
         raise ArgumentError(f"vertices are one-dimensional arrays of integers, {problem}", name="edges")
     if vertices.size and not 0 <= int(vertices.min()) <= int(vertices.max()) < limit:
         bad = int(vertices.min()) if vertices.min() < 0 else int(vertices.max())
-        advice = "Raise vertices or leave it out." if 0 <= bad < VERTEX_LIMIT else "Renumber the vertices from 0."
+        advice = (
+            "Pass a larger number of vertices, or leave it out."
+            if 0 <= bad < VERTEX_LIMIT
+            else "Renumber the vertices from 0."
+        )
         raise FormatError(f"{source or 'the input'}: vertex {bad} does not fit {limit} vertices. {advice}")
     return vertices.astype(np.int64, copy=False)
 
@@ -227,7 +231,7 @@ def _describe(graph: Graph, sort: ExternalSort, vertices: int | None) -> Graph:
     if graph.weights is not None and weights is None:
         raise ArgumentError(f"{name} has no weights: leave weights={graph.weights!r} out.", name="weights")
     if vertices is None and sort.largest < 0:
-        raise FormatError(f"{name} holds no edge; for a graph without edges, give vertices=N (--vertices N)")
+        raise FormatError(f"{name} holds no edge; for a graph without edges, pass vertices=N (--vertices N)")
     count = sort.largest + 1 if vertices is None else vertices
     size = (24 if graph.order == "degree" else 8) * (count + 1)
     if size > max(_free_memory(), _MIN_FREE):
@@ -237,7 +241,7 @@ def _describe(graph: Graph, sort: ExternalSort, vertices: int | None) -> Graph:
 
 
 def checked_weights(weights: str | bool | None) -> str | None:
-    """Return the dtype that weights are to have, or None without weights; raise ArgumentError for another value."""
+    """Return the dtype in which to store weights, or None to drop them; raise ArgumentError for another value."""
     if weights is None or weights is False:
         return None
     if weights not in WEIGHTS:

@@ -70,7 +70,7 @@ def convert(
         No space is left; no file remains.
     """
     if (vertices is not None) + names + renumber > 1:
-        raise ArgumentError("give only one of vertices, names and renumber: names are counted", name="names")
+        raise ArgumentError("pass only one of vertices, names and renumber", name="names")
     numbers = VertexNumbers("string" if names else "int64") if names or renumber else None
     reader = EdgeReader(source, vertices=vertices, weights=weights, columns=columns, numbers=numbers)
 

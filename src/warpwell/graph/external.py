@@ -47,7 +47,7 @@ class ExternalSort(contextlib.AbstractContextManager["ExternalSort"]):
     largest : int
         Largest vertex added, -1 before the first.
     weights : {"int32", "float32"} or None
-        Dtype of the weights: float32 if any were added in it.
+        Dtype of the weights: float32 if any chunk has float32 weights.
     """
 
     def __init__(self, folder: str | Path, memory_bytes: int, *, unique: bool = False) -> None:
@@ -74,7 +74,7 @@ class ExternalSort(contextlib.AbstractContextManager["ExternalSort"]):
             self.weights = dtype
             dtype_of_keys = np.dtype(np.uint64 if weights is None else np.complex128)
             steps = max(1, self._memory // 2 // dtype_of_keys.itemsize // _SAMPLES)
-            # np.empty reserves addresses; memory is used once a key is first written to a place.
+            # np.empty reserves addresses; the system allocates a page when a key is first written to it.
             self._buffer = np.empty(steps * _SAMPLES, dtype_of_keys)
         elif (dtype is None) != (self.weights is None):
             advice = "pass weights with every chunk or with none"
@@ -95,7 +95,7 @@ class ExternalSort(contextlib.AbstractContextManager["ExternalSort"]):
     def blocks(self) -> Iterator[Edges]:
         """Yield all edges in order, in blocks of two int64 arrays of equal length, and weights.
 
-        It can be called several times, after the last edge was added.
+        Can be called several times, but only after the last edge was added.
         """
         last = None
         for keys in self._parts():
@@ -133,7 +133,7 @@ class ExternalSort(contextlib.AbstractContextManager["ExternalSort"]):
         """Yield all keys in order, in parts that fit into the buffer."""
         if self._fill and self._runs:
             self._spill()
-            self._buffer = self._buffer[:0].copy()  # Its memory is used for the parts.
+            self._buffer = self._buffer[:0].copy()  # Free the buffer, because the parts need its memory.
         elif self._fill:
             self._buffer[: self._fill].sort()
             self._runs, self._fill = [self._buffer[: self._fill]], 0

@@ -24,9 +24,9 @@ KINDS = ("kron", "urand")
 _GAP_SEED = 27491095
 _GAP_BLOCK = 1 << 18
 _A, _B, _C = np.float32(0.57), np.float32(0.19), np.float32(0.19)
-# Edges drawn at a time, so that the draws stay near the processor.
+# Number of edges drawn at a time: the draws fit into the processor's cache.
 _PART = 1 << 14
-# Spreads seeds (2**32 divided by the golden ratio, odd), or near seeds would share most of their blocks.
+# Factor that spreads seeds (2**32 divided by the golden ratio, odd): close seeds would share most of their blocks.
 _SPREAD = 0x9E3779B1
 
 

@@ -303,7 +303,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
     if meta.get("format") != FORMAT:
         raise damaged_graph(file, "it does not describe a graph of Warpwell")
     if meta.get("version") != FORMAT_VERSION:
-        problem = f"it has format version {meta.get('version')!r}, and this Warpwell reads version {FORMAT_VERSION}"
+        problem = f"it has format version {meta.get('version')!r}, but this Warpwell reads version {FORMAT_VERSION}"
         raise damaged_graph(file, problem)
     types: dict[str, type] = {"vertices": int, "edges": int, "undirected": bool, "source": str, "in_edges": bool}
     allowed: dict[str, tuple[Any, ...]] = {"weights": (None, *WEIGHTS), "destinations": DESTINATIONS, "order": ORDERS}

@@ -86,16 +86,16 @@ class LoadedGraph:
             raise
 
     def _require_edges(self, edges: Array, device: str | None) -> str:
-        """Return the device of destinations that the caller has opened; raise unless they can be this graph's."""
+        """Return the device of destinations that the caller has opened; raise if they do not fit the graph."""
         graph = self.graph
         if edges.dtype != graph.destinations or edges.shape != (graph.edges,):
             raise ArgumentError(
-                f"edges holds {edges.dtype} of shape {edges.shape}, and the destinations of {graph.path} are "
+                f"edges holds {edges.dtype} of shape {edges.shape}, but the destinations of {graph.path} are "
                 f"{graph.destinations} of shape ({graph.edges},): copy {graph.edges_path.name} to it",
                 name="edges",
             )
         if device is not None and checked_device(device) != edges.device:
-            raise ArgumentError(f"edges is open for {edges.device!r}, and device is {device!r}", name="device")
+            raise ArgumentError(f"edges is open for {edges.device!r}, but device is {device!r}: omit it", name="device")
         return edges.device
 
     @property
@@ -105,7 +105,7 @@ class LoadedGraph:
 
     @property
     def on_device(self) -> bool:
-        """Whether the edges are in device memory, as first neighbors are."""
+        """Whether the edges are in device memory, like the first neighbors."""
         return self.edges.tier == "device"
 
     @property
@@ -148,9 +148,9 @@ class LoadedGraph:
     def heads(self) -> Any:
         """The first neighbors of each vertex (`graph.HEAD` of them, the sources of in-edges), padded with -1.
 
-        Searches read all of them in order, several times. So they are in device memory, as the offsets are, unless they
+        Searches read all of them in order, several times. So they are in device memory, like the offsets, unless they
         are larger than the cache: then they are an array in the same cache. If the caller has opened the edges, first
-        neighbors are always in device memory: a drive alone may serve that cache, which then takes no file.
+        neighbors are always in device memory: the cache of a drive cannot read their file.
         """
         path = self._of_in_edges(self.graph.heads_path)
         shares_cache = self._caller_edges is None and not self.in_memory
@@ -179,7 +179,7 @@ class LoadedGraph:
         return path
 
     def _once(self, path: Path, read: Callable[[], Any]) -> Any:
-        """Return what `read` has returned for a file; call it on first use."""
+        """Return the result of `read` for a file; call `read` on first use."""
         if path not in self._opened:
             if self._closed:
                 raise ClosedError(f"the graph {self.graph.path} is closed: make another LoadedGraph")

@@ -79,7 +79,7 @@ def open_names(folder: Path, vertices: int) -> Any:
     Raises
     ------
     FormatError
-        The file is damaged, or has other than one name a vertex.
+        The file is damaged, or does not have one name per vertex.
     """
     path = folder / NAMES
     if not path.is_file():

@@ -28,7 +28,7 @@ def write_order(folder: Path, degrees: Vertices) -> Vertices:
 
 
 def write_heads(folder: Path, graph: Graph, part: tuple[str, str, str]) -> None:
-    """Write the first neighbors of each vertex, from which edges lead to it, padded with -1."""
+    """Write the first neighbors that have an edge to each vertex, padded with -1."""
     offsets, edges = np.load(folder / part[0]), graph.map(folder / part[1])
     with npy_writer(folder / HEADS, graph.destinations) as write:
         for first in range(0, graph.vertices, _BLOCK):

@@ -122,7 +122,7 @@ class EdgeReader:
         for suffix in _SUFFIXES:
             name = name.removesuffix(suffix)
         if name.endswith(".tar") or head[257:262] == b"ustar":
-            raise self._format_error(f"is an archive; unpack it (tar xf {self.path}) and give the file of edges inside")
+            raise self._format_error(f"is an archive; unpack it (tar xf {self.path}) and pass the file of edges inside")
         is_npz = head.startswith(b"PK\x03\x04")
         if not (is_npz or name.endswith(".mtx") or _BANNER.match(head)):
             return self._text(head, columns, name)
@@ -188,7 +188,7 @@ class EdgeReader:
         return self._rows(self._whole_lines(stream, self._quotes_check(delimiter), b"\n\r"), None, chosen, 0, delimiter)
 
     def _whole_lines(self, stream: Any, edit: Callable[[bytes], bytes], breaks: bytes = b"\n") -> Any:
-        """Return a stream of the text that `edit` makes of whole lines."""
+        """Return a stream of the text that `edit` returns for whole lines."""
         unfinished = b""
 
         def edit_lines(piece: bytes) -> bytes:
@@ -389,7 +389,7 @@ class EdgeReader:
                     sign = -1 if symmetry == "skew-symmetric" else 1
                     yield targets[off], sources[off], *[sign * weight[off] for weight in weights]
             if count != entries:
-                raise self._format_error(f"announces {entries} entries, and {count} follow; copy it again")
+                raise self._format_error(f"states {entries} entries, but {count} follow; copy it again")
 
         return entries_of_file()
 
@@ -428,8 +428,8 @@ class EdgeReader:
         """Set the number of vertices to the side of a matrix, or check the number that the caller gave."""
         side = max(rows, columns)
         if self.vertices is None and rows != columns:
-            advice = f"if both are the same vertices, give their number: vertices={side} (--vertices {side})"
-            problem = f"has {rows} rows and {columns} columns, and a graph needs a square matrix"
+            advice = f"if both are the same vertices, pass their number: vertices={side} (--vertices {side})"
+            problem = f"has {rows} rows and {columns} columns, but a graph needs a square matrix"
             raise self._format_error(f"{problem}; {advice}")
         self.vertices = side if self.vertices is None else self.vertices
         if not side <= self.vertices <= VERTEX_LIMIT:
@@ -443,7 +443,7 @@ def _require_file(path: Path) -> None:
     if (path / "graph.json").exists():
         raise FormatError(f"{path} is already a graph; open it with Graph.open", path=path)
     if not path.is_file():
-        raise FormatError(f"{path} is a folder or a pipe; give the file that holds the edges", path=path)
+        raise FormatError(f"{path} is a folder or a pipe; pass the file with the edges", path=path)
 
 
 def _names_ends(fields: Sequence[str]) -> bool:

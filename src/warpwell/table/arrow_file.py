@@ -1,7 +1,7 @@
 """`ArrowFile`: an Arrow IPC file or stream (Feather, data sets of Hugging Face), opened where it is.
 
-pyarrow parses the metadata over our mapping, which answers a file that is cut with zeros. Each buffer that it found is
-checked against the file and the number of rows before anything of it is read.
+pyarrow parses the metadata in Warpwell's mapping of the file, which reads as zeros after a truncated end. Each buffer
+that pyarrow finds is checked against the file and the number of rows before any byte of it is read.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ArrowFile:
     Raises
     ------
     FormatError
-        It is not an Arrow IPC file, or is damaged, compressed, or big-endian.
+        The file is not an Arrow IPC file, or is damaged, compressed, or big-endian.
     """
 
     def __init__(self, path: str, direct: bool | None = None) -> None:
@@ -133,14 +133,14 @@ class ArrowFile:
                 for k, batch in enumerate(self._batches)
                 if batch.num_rows
             )
-        except SystemError:  # Python's, of a length below 0
+        except SystemError:  # Python raises it for a negative length
             raise self._file.damaged(f"column {field.name!r} has a negative length") from None
 
     def _run(self, column: Any, first: int, rows: int, field: Any, layout: Layout) -> ColumnRun:
         file = self._file
         description = f"column {field.name!r}, rows from {first}"
         if len(column) != rows or column.offset:
-            raise file.damaged(f"{description} has {len(column)} rows, and its batch {rows}")
+            raise file.damaged(f"{description} has {len(column)} rows, but its batch has {rows}")
         if layout.kind == "null":
             return ColumnRun(file, first, rows, rows, field.type, layout, array=column)
         storage = column.storage if isinstance(column, pa.ExtensionArray) else column
@@ -150,7 +150,7 @@ class ArrowFile:
             bits = checked_extent(file, valid, _BITS, _BITS.shape(rows), f"{description}, validity")
         nulls = int(storage.null_count)  # after the check, because it may count the bits
         if not 0 <= nulls <= rows or (nulls and bits is None and layout != NESTED):
-            raise file.damaged(f"{description} says that {nulls} of {rows} are null")
+            raise file.damaged(f"{description} states {nulls} nulls in {rows} rows")
         if layout.kind == "list":
             with file.checking(description):
                 storage.validate()

@@ -18,7 +18,7 @@ from .table import Table, slices, table_parts
 from .zones import CHECKED_BYTES, SUFFIX, compute_zones, file_checksums, load_zones
 
 _MAX_PROBLEMS = 10
-"""Problems that are reported of one file."""
+"""Maximum number of problems that are reported per file."""
 
 
 @dataclass
@@ -28,9 +28,9 @@ class TableCheck:
     Attributes
     ----------
     rows : int
-        In the files that agree with their checksums.
+        Number of rows in the files that match their checksums.
     nbytes : int
-        Read.
+        Number of bytes that were read.
     problems : list of Problem
         Each has a path, a byte of the file or None, and a description.
     """
@@ -49,7 +49,7 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[str, int, int], N
     """Read all of a table, and report what is damaged.
 
     Each MiB of a file that has zones is compared with its checksum, and the zones with the rows. Offsets, codes, and
-    the text of strings are followed.
+    the text of strings are checked.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def _problems(path: str, size: int, report: TableCheck, is_folder: bool) -> Iter
             yield Problem(path + SUFFIX, None, str(error))
         if zones is not None:
             if size != zones.nbytes:
-                yield Problem(path, min(size, zones.nbytes), f"has {size} bytes, and {zones.nbytes} were written")
+                yield Problem(path, min(size, zones.nbytes), f"has {size} bytes, but {zones.nbytes} were written")
                 return
             checksums = enumerate(zip(file_checksums(path), zones.checksums, strict=True))
             damaged = [number for number, (checksum, written) in checksums if checksum != written]

@@ -194,7 +194,7 @@ class Column:
 
     @property
     def path(self) -> str:
-        """The path of its table."""
+        """The path of the column's table."""
         return self._home.path
 
     @property
@@ -205,7 +205,7 @@ class Column:
             try:
                 runs = self._home.runs(self._number)
             finally:
-                self._home.require_open()  # another thread closes: a descriptor may be another file's
+                self._home.require_open()  # after a close in another thread, the descriptor may be another file's
             self._runs = runs
         return self._runs
 
@@ -217,7 +217,7 @@ class Column:
 
     @property
     def nulls(self) -> int:
-        """How many rows are null."""
+        """Number of null rows."""
         return sum(run.nulls for run in self.runs)
 
     @property
@@ -319,9 +319,9 @@ def bounds(first: Any, rows: Any, total: int) -> tuple[int, int]:
         start = operator.index(first)
         count = total - start if rows is None else operator.index(rows)
     except TypeError:
-        raise ArgumentError(f"first is {first!r:.40} and rows is {rows!r:.40}: give integers") from None
+        raise ArgumentError(f"first is {first!r:.40} and rows is {rows!r:.40}: pass integers") from None
     if start < 0 or count < 0 or start + count > total:
-        raise ArgumentError(f"rows {start} to {start + count} of a table of {total}: give rows that it has")
+        raise ArgumentError(f"rows {start} to {start + count} of a table of {total}: pass rows in this range")
     return start, start + count
 
 
@@ -340,7 +340,7 @@ def checked_extent(
     extent = Extent(file, 0, layout.dtype, shape)
     size = 0 if buffer is None else int(buffer.size)
     if extent.nbytes > size:
-        raise file.damaged(f"{description} has {size} bytes, and its rows take {extent.nbytes}")
+        raise file.damaged(f"{description} has {size} bytes, but its rows take {extent.nbytes}")
     if not extent.nbytes:
         return None
     at = file.offset_of(buffer)

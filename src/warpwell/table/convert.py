@@ -1,9 +1,9 @@
 """`convert` and `append`: rows of other formats into Arrow files, in bounded memory, completely or not at all.
 
 A table of one file appears by its rename. An append renames a new file into the table's folder and then replaces
-``parts.json``, which commits; the next append removes a file that ``parts.json`` does not name. One process appends
-at a time: it holds a lock on the first file, which never changes. The process that waits for it holds the lock of
-that file's zones, so that no later one overtakes it.
+``parts.json``, which commits; the next append removes a file that ``parts.json`` does not name. One process appends at
+a time, under a lock of the first file, which never changes. The process that waits for this lock holds the lock of the
+first file's zones, so that no later process overtakes it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .zones import SUFFIX as ZONES
 Progress = Callable[[str, int, int], None]
 
 BATCH_BYTES = 256 << 20
-"""Bytes of a record batch: kernels see few of them, and a conversion holds two in memory."""
+"""Size of a record batch in bytes: large, so that kernels see few batches; a conversion has two in memory."""
 MAX_CODES = 1 << 16
 """Maximum number of values of a column of ``codes=``: codes take two bytes."""
 FULL_ADVICE = ". Nothing is left of it. Free some space, or write to another disk."
@@ -147,7 +147,7 @@ def append(
     if not is_table_folder(folder):
         raise FormatError(
             f"{name} is not a table's folder: convert it to a folder with ww.table.convert({name!r}, 'NAME.ww'), and "
-            "append to that",
+            "append to NAME.ww",
             path=name,
         )
     require_writable(folder)
@@ -195,7 +195,7 @@ def _write_file(
         if out.stats.num_dictionary_deltas:  # Polars reads no file in which a later batch adds to a dictionary
             with pa.memory_map(str(part)) as file, replacing(part) as whole:
                 with _new_file(whole, source.schema, file_id) as out:
-                    reader = pa.ipc.open_file(file)  # its batches have all values
+                    reader = pa.ipc.open_file(file)  # the batches of the file that was read have complete dictionaries
                     for number in range(reader.num_record_batches):
                         out.write_batch(reader.get_batch(number))
         write_zones(str(part), zones, file_id, zone_maps)
@@ -235,7 +235,7 @@ def _written(source: TableSource, out: Any, progress: Progress | None) -> Iterat
 
 
 def _write_rows(out: Any, dictionaries: list[list[Any]], table: Any) -> Any:
-    """Write rows and return them, and add their values to `dictionaries`: of each column, arrays without rows."""
+    """Write rows and return them; add their values to `dictionaries`: per column, arrays without rows."""
     columns = []
     for number, field in enumerate(table.schema):
         chunks = [*dictionaries[number], *table.column(number).chunks]
@@ -292,7 +292,7 @@ def stored_type(kind: Any, inside: bool = False) -> Any:
 
 
 def _stored(array: Any, kind: Any) -> Any:
-    """Return an array as one of a stored type; without nulls among the values of a dictionary."""
+    """Return an array converted to a stored type, without nulls among the values of a dictionary."""
     types = pa.types
     if isinstance(array, pa.ExtensionArray) and array.type != kind:
         array = array.storage
@@ -379,7 +379,7 @@ def _as_table(source: TableSource, schema: Any, name: str) -> TableSource:
         kind = source.schema.field(number).type
         if not _fits(_plain_type(kind), _plain_type(stored.type)):
             raise SchemaError(
-                f"column {stored.name!r} of the source is {kind}, and of {name} {stored.type}: cast the column "
+                f"column {stored.name!r} of the source is {kind}, but of {name} {stored.type}: cast the column "
                 "in the source, or convert all sources into a new table at once",
                 field=stored.name,
             )

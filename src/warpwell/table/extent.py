@@ -72,7 +72,7 @@ class MappedFile:
             )
 
     def damaged(self, reason: str) -> FormatError:
-        """Return the error for bytes that no writer leaves; raise MediumError if the file was truncated."""
+        """Return the error for bytes that no writer produces; raise MediumError if the file was truncated."""
         self.require()
         return FormatError(f"{self.path}: {reason}: the file is damaged, write it again", path=self.path)
 
@@ -93,7 +93,7 @@ class MappedFile:
         self._mapping.read_alone(is_alone)
 
     def pieces(self, starts: NDArray[np.int64], sizes: Any, parts: Sequence[int] = (0,)) -> Pieces:
-        """Return bytes of the file, to be fetched (`fetch`); parts of pieces lie far from one another."""
+        """Return pieces of the file, for `fetch`. Parts of pieces are far from one another."""
         return Pieces(self._mapping, self.fileno, self.path, self.nbytes, starts, sizes, self.direct, parts)
 
     def offset_of(self, buffer: Any) -> int | None:

@@ -23,7 +23,7 @@ FAMILIES = {
     "duration": ("a datetime.timedelta", "is_duration"),
     "time": ("a datetime.time without a time zone", "is_time"),
 }
-"""By family of comparable types: the values that a message asks for, and the tests of pyarrow for these types."""
+"""For each family of comparable types: its values, as messages name them, and the tests of pyarrow for these types."""
 VIEW_BYTES = 16
 """Bytes of an item of ``string_view`` and ``binary_view``."""
 

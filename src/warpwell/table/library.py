@@ -34,7 +34,7 @@ def to_polars(table: Any) -> Any:
     except BaseException as error:  # a panic of Polars is not an Exception
         if isinstance(error, KeyboardInterrupt | MemoryError | SystemExit):
             raise
-        raise DTypeError(f"Polars cannot have these columns ({line_of(error)}): take others, or use arrow()") from None
+        raise DTypeError(f"Polars cannot have these columns ({line_of(error)}): omit them, or use arrow()") from None
 
 
 def column_number(schema: Any, name: str | int, owner: str) -> int:
@@ -59,7 +59,7 @@ def column_number(schema: Any, name: str | int, owner: str) -> int:
 
 
 def line_of(error: BaseException) -> str:
-    """Return the first line of a message, for pyarrow appends where in its source it arose."""
+    """Return the first line of a message, because pyarrow appends a position in its source code."""
     return str(error).split("\n")[0][:200]
 
 

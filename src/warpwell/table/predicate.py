@@ -38,11 +38,11 @@ TypeOf = Callable[[str], Any]
 
 OPERATORS = ("=", "==", "!=", "<", "<=", ">", ">=", "in", "not in", "is null", "is not null")
 MAX_COMPARED_EDGES = 8
-"""Edges of a set with which keys are compared one by one; more are searched."""
+"""Maximum number of edges of a set with which keys are compared one by one; more edges are searched."""
 SLICE_ROWS = 1 << 16
-"""Maximum numbers of a slice, whose keys stay in the cache of the processor while they are compared."""
+"""Maximum number of rows in a slice, whose keys stay in the processor's cache while they are compared."""
 MAX_CONJUNCTIONS = 64
-"""Conjunctions of a Polars expression beyond which a part of it is not used to skip blocks."""
+"""Maximum number of conjunctions of a Polars expression: a part that needs more is not used to skip blocks."""
 _NUMBERS = ("integer", "float", "decimal")
 
 
@@ -119,7 +119,7 @@ class IntervalSet:
             words = b"".join(edge.to_bytes(16, "little", signed=True) for edge in self.edges)
             edges = pa.Array.from_buffers(kind, len(self.edges), [None, pa.py_buffer(words)])
         else:
-            is_short = pa.types.is_string(kind) or pa.types.is_binary(kind)  # others may have more than 2 GiB
+            is_short = pa.types.is_string(kind) or pa.types.is_binary(kind)  # the large types may have more than 2 GiB
             values = values.cast(pa.binary() if is_short else pa.large_binary())
             edges = pa.array(self.edges, values.type)
         points = [k for k in range(0, len(edges) - 1, 2) if self.edges[k + 1] == _next_key(self.edges[k])]
@@ -298,7 +298,7 @@ def _literal(name: str, kind: Any, value: Any) -> Any:
         plain = {"integer": int, "float": float, "decimal": decimal.Decimal}[family](number)
         cast = _scalar(plain).cast(kind)
         if cast.as_py() != number:
-            raise ValueError(f"the nearest value is {cast.as_py()!r}: give numpy.float{kind.bit_width}(...) to take it")
+            raise ValueError(f"the nearest value is {cast.as_py()!r}: pass numpy.float{kind.bit_width}(...) to use it")
         return cast
     except (ValueError, TypeError, ArithmeticError, pa.ArrowException) as error:
         reason = str(error).split("\n")[0]
@@ -464,7 +464,7 @@ def _condition_of(node: Any, type_of: TypeOf, *, negated: bool) -> Condition:
 
 
 def _operation_of(node: Any) -> tuple[str, list[Any], dict[str, Any]]:
-    """Return what a node computes, of which nodes, and its options."""
+    """Return a node's operation, its operands, and its options."""
     match node:
         case {"Alias": [inner, _]}:
             return _operation_of(inner)
@@ -523,7 +523,7 @@ def _value_of(node: Any) -> Any:
 
 
 def pushed_down(expression: Any, schema: Any, type_of: TypeOf) -> Condition:
-    """Return the condition of an expression in the form that Polars hands to a source: typed, constants folded.
+    """Return the condition of an expression in the form that Polars passes to a source: typed, constants folded.
 
     Parameters
     ----------
@@ -585,4 +585,4 @@ def mask_of(frame: Any, predicate: Any) -> Any:
     name = "predicate" + "_" * (1 + max(map(len, frame.columns), default=0))
     mask = frame.select(predicate.alias(name)).get_column(name)
     mask = mask.fill_null(False) if mask.null_count() else mask
-    return mask if len(mask) == len(frame) else frame.with_columns(mask).get_column(name)  # of constants alone
+    return mask if len(mask) == len(frame) else frame.with_columns(mask).get_column(name)  # an expression of constants

@@ -19,7 +19,8 @@ from .extent import Extent
 Ranges = list[tuple[int, int]]
 """Rows [first, end) of a table, ascending and disjoint."""
 MAX_PIECE_BYTES = 1 << 17
-"""Bytes of a range of rows that are looked up in the page cache, and read ahead, as one piece."""
+"""Maximum size in bytes of a piece of a range of rows. A piece is looked up in the page cache and read ahead as a
+whole."""
 
 
 @dataclass
@@ -76,7 +77,7 @@ class IoCounters:
 
 
 def split_ranges(runs: Sequence[ColumnRun], ranges: Ranges) -> Iterator[tuple[int, int, int]]:
-    """Yield the numbers of the runs that contain ranges of rows, and which of the run's own rows these are."""
+    """Yield the numbers of the runs that contain ranges of rows, and these rows relative to the run."""
     for start, stop in ranges:
         number = max(0, bisect_right(runs, start, key=lambda run: run.first) - 1)
         while number < len(runs) and runs[number].first < stop:
@@ -87,14 +88,14 @@ def split_ranges(runs: Sequence[ColumnRun], ranges: Ranges) -> Iterator[tuple[in
 
 
 def set_bits(packed: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return which bits of bytes are set, the lowest first; of few set bits in little time."""
-    used = np.flatnonzero(packed != 0)  # of Booleans, it takes a fraction of the time
+    """Return the positions of set bits, the lowest bit of each byte first; fast if few bits are set."""
+    used = np.flatnonzero(packed != 0)  # `flatnonzero` is several times as fast with booleans
     bits = np.flatnonzero(np.unpackbits(packed[used], bitorder="little"))
     return np.asarray((used[bits >> 3] << 3) + (bits & 7))
 
 
 def read_ranges(column: Column, ranges: Ranges, counters: IoCounters | None, *, is_mapped: bool = True) -> None:
-    """Have the system read ranges of rows, unless kernels read them otherwise than from the mapped file; count them."""
+    """Have the system read ranges of rows ahead, unless kernels do not use the mapped file; count the reads."""
     for number, parts in groupby(split_ranges(column.runs, ranges), itemgetter(0)):
         pieces = _span_pieces(column.runs[number], [(first, end) for _, first, end in parts])
         read_ahead(pieces, is_counted=counters is not None) if is_mapped else fetch_pieces(pieces, plan_only=True)

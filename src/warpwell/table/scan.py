@@ -1,7 +1,7 @@
-"""`scan`: a table as a Polars LazyFrame, of which a query reads the columns that it names where rows match.
+"""`scan`: a table as a Polars LazyFrame. A query reads the columns that it names, and only where rows match.
 
-Polars passes the columns, the first rows, and a predicate that it computes row by row. Blocks of rows whose zone maps
-exclude a match are skipped (`predicate`). On the other rows Polars evaluates the predicate, in chunks, by several
+Polars passes the columns, the number of rows, and a predicate that it computes row by row. Blocks of rows whose zone
+maps exclude a match are skipped (`predicate`). Polars evaluates the predicate on the other rows, in chunks, in several
 threads, on columns in place. The other columns of a chunk are read where rows match.
 """
 
@@ -39,7 +39,7 @@ GROUP_ROWS = 1 << 12
 EXIT_TIMEOUT_SECONDS = 2.0
 """Maximum wait at the end of the program for threads of Polars that read tables."""
 _queries: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The generators that Polars has."""
+"""Generators of queries that Polars has not finished."""
 _is_exiting = threading.Event()
 _parked: list[threading.Thread] = []
 """Threads of Polars that stay in `_park_at_exit`."""
@@ -85,7 +85,9 @@ def scan(path: str | os.PathLike[str], *, counters: IoCounters | None = None, di
     def source(
         with_columns: list[str] | None, predicate: Any, n_rows: int | None, batch_size: int | None
     ) -> Iterator[Any]:
-        names = list(schema) if with_columns is None else list(dict.fromkeys(with_columns))  # it may name one twice
+        names = (
+            list(schema) if with_columns is None else list(dict.fromkeys(with_columns))
+        )  # Polars may name a column twice
         # a separate generator: it is closed, and the table with it, even if the query fails
         frames = _frames(name, schema, names, predicate, n_rows, batch_size, counters, direct)
         _queries.add(frames)
@@ -140,7 +142,7 @@ def _frames(
             chunks = _chunks([(0, end)] if is_selected else [], min(CHUNK_ROWS, max_rows))
             read = query.with_readahead(names, chunks)
             frames = in_order((partial(query.whole_columns, names, chunk) for chunk in read), None)
-        with contextlib.closing(frames):  # before the table
+        with contextlib.closing(frames):  # close the frames before the table
             for frame in frames:
                 if len(frame):
                     is_empty = False
@@ -247,7 +249,7 @@ def _groups(matches: Iterable[_Matches]) -> Iterator[list[_Matches]]:
 
 
 def _park_at_exit() -> None:
-    """Stop the calling thread forever if the program exits and the thread is of Polars.
+    """Stop the calling thread forever if the program exits and Polars started the thread.
 
     Such a thread aborts the process if it needs the interpreter after its end.
     """

@@ -1,7 +1,7 @@
 """`select`: the kernel of filters: the rows of a column of numbers whose order key is in a set, as bits.
 
-It reads 64-bit words of files for all types, so that it is compiled once and no query compiles anything; `predicate`
-defines keys and sets, `where` makes the arguments.
+For all types, the kernel reads 64-bit words of files, so that it is compiled once and no query needs a compilation.
+`predicate` defines keys and sets; `where` creates the arguments.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def is_in_set(edges, count, key):
 def matching_items(word, shift, pattern, order, edges, count, low, last):
     """Return the bits of the numbers of a word, of 2**`shift` bits each, that are in the set (any thread).
 
-    `low` and `last` are the minimum and the maximum key of the set. `edges` is the address of `count` edges, because
-    `cpu` counts each array that is passed for an item of a span.
+    `low` and `last` are the minimum and the maximum key of the set. `edges` is the address of `count` edges, because on
+    "cpu" each array argument costs a count of references per item.
     """
     word ^= pattern
     bits = 1 << shift
@@ -107,7 +107,7 @@ def select(values, units, edges, shift, pattern, order, tail, bitmap):
 
     `values` is a file as an array of int64, and `tail` its last, incomplete word. `shift` is the logarithm of the bits
     of a number; `pattern` flips the bits that make keys of unsigned integers signed, and `order` those that make keys
-    of negative floats ascend. `edges` is not empty. `bitmap` is zeros before; bits behind the last row may be set.
+    of negative floats ascend. `edges` is not empty. `bitmap` is zeros before; bits after the last row may be set.
     """
     unit = grid(1) // i64(warp_size()) * UNIT_WORDS
     count = i64(edges.size)

@@ -59,7 +59,7 @@ def open_source(source: Any, columns: Collection[Any] | None = None, text: Colle
     ----------
     source : path, sequence of paths, pyarrow.dataset.Dataset, or object with ``__arrow_c_stream__``
     columns : collection of str, optional
-        Those that are used. Others are not read from files that store columns one by one.
+        Columns to use. Other columns are not read from files that store columns one by one.
     text : collection of str
         Columns of CSV and JSON files that are text, also if their values look like numbers.
 
@@ -74,13 +74,13 @@ def open_source(source: Any, columns: Collection[Any] | None = None, text: Colle
         return _of_files([os.fspath(path) for path in paths], columns, text)
     name = type(source).__name__
     if hasattr(source, "to_frame"):
-        raise ArgumentError(f"{name} is one column, not a frame: give source.to_frame()", name="source")
+        raise ArgumentError(f"{name} is one column, not a frame: pass source.to_frame()", name="source")
     with format_errors(name):
         if hasattr(source, "scanner"):
             source = source.scanner(batch_size=BATCH_ROWS, batch_readahead=2).to_reader()
         if not hasattr(source, "__arrow_c_stream__"):
             raise ArgumentError(
-                f"{name} is not a source of rows; give a path, or an object with __arrow_c_stream__ (a frame of Polars "
+                f"{name} is not a source of rows; pass a path, or an object with __arrow_c_stream__ (a frame of Polars "
                 "or pandas, a relation of DuckDB, a pyarrow.Table; of a LazyFrame, collect() it)",
                 name="source",
             )
@@ -156,7 +156,7 @@ def _of_files(paths: Sequence[str], columns: Collection[Any] | None, text: Colle
             file.columns = [name for name in file.schema.names if name in columns]
         schema = pa.schema([field for field in schema if field.name in columns], schema.metadata)
     for name in {name: None for file in files for name in file.keys if name not in schema.names}:
-        # An integer, or text, also if a value has a leading zero.
+        # Keys are integers, or text if any value is not an integer or has a leading zero.
         is_integer = all(re.fullmatch("0|-?[1-9][0-9]{0,17}", file.keys.get(name, "0")) for file in files)
         schema = schema.append(pa.field(name, pa.int64() if is_integer else pa.string()))
     return TableSource(schema, rows, _rows_of(files, schema))
@@ -197,7 +197,7 @@ def _files(path: str) -> Iterator[_File]:
                 file, kind, {key: unquote(value) for key, value in keys if value != "__HIVE_DEFAULT_PARTITION__"}
             )
     if len(left_out) == len(paths):
-        raise FormatError(f"{path} has no files: give a folder of Parquet, CSV or Feather files", path=path)
+        raise FormatError(f"{path} has no files: pass a folder of Parquet, CSV or Feather files", path=path)
     if left_out:
         _log.warning("%s: files of no known format are left out: %s", path, ", ".join(left_out))
 
@@ -211,8 +211,8 @@ def _format(path: str) -> str:
     kind = by_magic[0] if by_magic else FORMATS.get(suffix[1] if suffix else "")
     if kind is None:
         raise FormatError(
-            f"{path} has no known format: give Parquet, Feather, ORC, .csv, .tsv or .json, or read it with "
-            "another library and give its frame",
+            f"{path} has no known format: pass Parquet, Feather, ORC, .csv, .tsv or .json, or read it with another "
+            "library and pass its frame",
             path=path,
         )
     return kind
@@ -288,13 +288,13 @@ def _batches(file: _File) -> Iterator[Any]:
 def _int96_unit(files: Sequence[_File]) -> str:
     """Return the finest unit in which the timestamps of type INT96 of all Parquet files are exact.
 
-    pyarrow wraps around at 64 bits, of nanoseconds outside of the years 1677 to 2262. Milliseconds reach far enough
-    for all.
+    64 bits of nanoseconds reach from 1677 to 2262; pyarrow wraps around outside of these years. Milliseconds represent
+    all INT96 timestamps.
 
     Raises
     ------
     FormatError
-        No unit holds all of them.
+        No unit represents all timestamps exactly.
     """
     units = {"ns": True, "us": True, "ms": True}
     for file in files:

@@ -38,7 +38,7 @@ _FORMAT = {"format": "warpwell table", "version": 2}
 
 
 class Table:
-    """Columns on storage, of which none is loaded on opening. See `open_table`.
+    """Columns on storage; opening loads none of them. See `open_table`.
 
     ``table["name"]`` and ``table[3]`` are columns (`Column`), and ``len(table)`` is the number of rows. Pickling stores
     the table's path, and unpickling opens the table again.
@@ -206,8 +206,8 @@ class Table:
             array = self._arrays.setdefault(key, opened)
             if array is not opened:  # another thread was faster
                 opened.close()
-            if self._closed:  # by another thread, which may not have seen this one
-                with contextlib.suppress(SharingError):  # a launch has it, and closes it with itself
+            if self._closed:  # another thread closed the table, and may not have seen this array
+                with contextlib.suppress(SharingError):  # a launch uses the array, and closes it at its end
                     array.close()
                 self.require_open()
         return array
@@ -334,8 +334,8 @@ def read_parts(path: str) -> list[dict[str, Any]]:
     version = description.get("version") if description.get("format") == _FORMAT["format"] else None
     if version != _FORMAT["version"]:
         raise StoreVersionError(
-            f"{path} has version {version!r:.40}, and this Warpwell reads tables of version {_FORMAT['version']}: "
-            "install a newer one, or convert the source again",
+            f"{path} has version {version!r:.40}, but this Warpwell reads tables of version {_FORMAT['version']}: "
+            "install a newer Warpwell, or convert the source again",
             path=path,
         )
     parts = description.get("parts")
@@ -353,7 +353,7 @@ def table_parts(name: str) -> list[dict[str, Any]]:
     """
     if not os.path.exists(name):
         raise MissingFileError(
-            f"{name} does not exist: give an Arrow IPC file, or a folder of ww.table.convert", path=name
+            f"{name} does not exist: pass an Arrow IPC file, or a folder of ww.table.convert", path=name
         )
     if not os.path.isdir(name):
         return [{"path": os.path.abspath(name)}]
@@ -401,7 +401,7 @@ def index(path: str | os.PathLike[str]) -> None:
 
 
 def _without_ranges(schema: Any) -> Any:
-    """Return a schema without a pandas ``RangeIndex``, which pyarrow would give to any rows of equal number."""
+    """Return a schema without a pandas ``RangeIndex``, which pyarrow would apply to any rows of the same number."""
     with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
         description = json.loads(schema.metadata[b"pandas"])
         description["index_columns"] = [name for name in description["index_columns"] if isinstance(name, str)]

@@ -115,7 +115,7 @@ def plan_take(columns: Sequence[Column], numbers: NDArray[np.int64], counters: I
 
 
 def _slices(columns: Sequence[Column], numbers: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield rows in slices, so that the bytes of items of fixed size that are read for each of them are bounded."""
+    """Yield slices of rows, so that the bytes of fixed-size items that are read per slice are bounded."""
     runs = [column.runs[0] for column in columns if column.runs]
     width = 1 + sum(sum(extent.nbytes for extent in run.extents) // max(1, run.rows) for run in runs)
     min_rows = max(1, MAX_READ_BYTES // ((len(columns) + 1) * ROW_READ_BYTES))
@@ -236,14 +236,14 @@ class _Segment:
         if len(wrong):
             run = self._runs[self._run_of[wrong[0]]]
             row = run.first + self._rows[wrong[0]]
-            raise run.file.damaged(f"column {self.column.name!r}, row {row}: its offsets lead outside of its bytes")
+            raise run.file.damaged(f"column {self.column.name!r}, row {row}: its offsets point outside of its bytes")
         return starts, ends
 
     def _items(self, attribute: str) -> NDArray[np.uint8]:
         return self.pieces[attribute].items() if attribute in self.pieces else np.zeros(0, np.uint8)
 
     def _bits(self, attribute: str) -> NDArray[np.bool_] | None:
-        """Return the bit of each row; set if its run has no bits."""
+        """Return the bit of each row, or 1 if the row's run has no bits."""
         if attribute not in self.pieces:
             return None
         packed = np.full(len(self._rows), 255, np.uint8)

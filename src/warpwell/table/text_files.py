@@ -39,7 +39,7 @@ def format_errors(name: str) -> Iterator[None]:
 
 
 def open_text(path: str) -> Any:
-    """Open a file for reading, decompressed as its name says."""
+    """Open a file for reading, decompressed according to the suffix of its name."""
     return pa.input_stream(path, compression="detect", buffer_size=1 << 20)
 
 
@@ -87,13 +87,13 @@ class CsvTypes:
             return False
         if types.is_int64(kind) and compute.any(compute.less(cast, 0)).as_py():
             self._negative.add(name)
-        # Integers that no type has stay text: as floats they would be rounded.
+        # Integers beyond all integer types stay text: as floats they would be rounded.
         is_integer = types.is_floating(kind) and compute.match_substring_regex(values, r"^[-+]?\d+$")
         return not types.is_floating(kind) or not compute.all(is_integer).as_py() or self.found[name] == kind
 
 
 def csv_schemas(paths: Sequence[str], columns: Collection[Any] | None, text: Collection[str]) -> Iterator[Any]:
-    """Yield the schema of each file, after all were read; only `columns`, if given, have their types.
+    """Yield the schema of each file, after all were read; with `columns`, only these columns have types.
 
     Columns of `text` are text.
     """
@@ -214,7 +214,7 @@ def _exact_type(path: str, block: bytes, name: str, column: Any) -> Any:
 
 
 def _has_large_integer(value: Any) -> bool:
-    """Return whether a value of JSON is, or contains, an integer that int64 does not have."""
+    """Return whether a value of JSON is, or contains, an integer beyond int64."""
     if isinstance(value, dict | list):
         return any(map(_has_large_integer, value.values() if isinstance(value, dict) else value))
     return type(value) is int and not -(1 << 63) <= value < 1 << 63

@@ -88,7 +88,9 @@ class Selection:
             The file is damaged, was truncated, or cannot be read.
         """
         rows = take(self._columns(columns), self._numbers, self._counters)
-        return ColumnBatch(rows.replace_schema_metadata(self._table.schema.metadata))  # the index of pandas is there
+        return ColumnBatch(
+            rows.replace_schema_metadata(self._table.schema.metadata)
+        )  # the metadata describes the pandas index
 
     def gather(self, columns: Sequence[str | int] | str | None = None) -> dict[str, Any]:
         """Return columns of these rows in memory of the table's device, by `warpwell.gather`.
@@ -146,7 +148,7 @@ def _begin_gather(
     for run in column.runs:
         why = "nulls" if column.nulls else "a dictionary" if run.codes is not None else f"values of {column.type}"
         if layout.kind not in ("fixed", "list") or run.layout.kind == "nested" or run.codes is not None or column.nulls:
-            raise ArgumentError(f"column {column.name!r} has {why}, and gather copies rows of numbers: use take")
+            raise ArgumentError(f"column {column.name!r} has {why}, but gather copies rows of numbers: use take")
     parts = list(split_by_run(column.runs, numbers)) or [(run, numbers) for run in column.runs if run.rows][:1]
     if not parts:
         return lambda: np.empty((0, *layout.inner), layout.dtype)
@@ -207,7 +209,7 @@ def where(table: TableParts, filters: Any) -> Selection:
 
 
 def _rows_of_sets(table: TableParts, sets: Mapping[str, IntervalSet], counters: IoCounters) -> NDArray[np.int64]:
-    """Return the rows that match all sets; after the first column, only values of rows that are left are read."""
+    """Return the rows that match all sets; after the first column, only values of rows that still match are read."""
     if not sets:
         return np.arange(table.rows)
     columns = {name: table[name] for name in sets}
@@ -273,7 +275,7 @@ MAX_AHEAD_PARTS = 16
 
 
 def _words_of(table: TableParts, extent: Extent) -> tuple[Array, int]:
-    """Return an extent's file as 64-bit words, shifted so that the extent begins at one, and the file's last bytes."""
+    """Return an extent's file as 64-bit words, shifted so that a word begins at the extent, and its last bytes."""
     file, first = extent.file, _FIRST_BYTE + extent.offset % 8
     count = (file.nbytes - first) // 8
     end = first + 8 * count

@@ -167,9 +167,9 @@ class Dataset:
         if columns is not None and isinstance(data, Mapping) and not hasattr(data, "get_many"):
             raise errors.ArgumentError("columns= selects columns of a table or a store: leave it out", name="columns")
         if on_error not in ("raise", "skip"):
-            raise errors.ArgumentError(f'on_error is {on_error!r}: give "raise" or "skip"', name="on_error")
+            raise errors.ArgumentError(f'on_error is {on_error!r}: choose "raise" or "skip"', name="on_error")
         if not isinstance(join, list | tuple):
-            raise errors.ArgumentError(f"join is {join!r:.60}: give a list of stores, tables and dicts", name="join")
+            raise errors.ArgumentError(f"join is {join!r:.60}: pass a list of stores, tables and dicts", name="join")
         checked_callable(decode, "decode")
         self._decode = decode
         self._skips = on_error == "skip"
@@ -177,7 +177,7 @@ class Dataset:
         self._reader: Reader = readers[0] if len(readers) == 1 else JoinedReader(readers)
         if key_field is not None and (not isinstance(key_field, str) or key_field in self._reader.names):
             raise errors.ArgumentError(
-                f"key_field is {key_field!r}: give a new name, which is not a field already", name="key_field"
+                f"key_field is {key_field!r}: choose a name that is not a field", name="key_field"
             )
         self._key_field = key_field
         self._keys = compact_keys(self._reader.keys() if keys is None else keys)
@@ -396,5 +396,5 @@ def _sources(data: Any, columns: Sequence[str] | None) -> dict[str, Source]:
                 name="data",
             )
         if not data:
-            raise errors.ArgumentError("a dataset without fields: give at least one", name="data")
+            raise errors.ArgumentError("a dataset without fields: pass at least one", name="data")
         return {str(name): source_of(value, str(name)) for name, value in data.items()}

@@ -174,7 +174,7 @@ class Sampler:
             max_batches = left // global_size if self.drop_last else -(-left // global_size)
             if not 0 <= (batches := checked_integer(batches, "batches", minimum=0)) <= max_batches:
                 raise errors.ArgumentError(
-                    f"batches is {batches}, and the iteration has {max_batches}: count from 0 in each epoch",
+                    f"batches is {batches}, but the iteration has {max_batches}: count from 0 in each epoch",
                     name="batches",
                 )
             position = min(progress.first + batches * global_size, self.samples)
@@ -213,27 +213,29 @@ class Sampler:
             ) from None
         if version != STATE_VERSION:
             raise errors.ArgumentError(
-                f"the state has version {version!r}, and this Warpwell reads {STATE_VERSION}: use the Warpwell "
+                f"the state has version {version!r}, but this Warpwell reads {STATE_VERSION}: use the Warpwell "
                 "that saved it",
                 name="state",
             )
         if samples != self.samples or keys != self._checksum:
             raise errors.ArgumentError(
-                f"the state is of other keys ({samples} of them, here are {self.samples}), so its place means nothing"
-                " here: open the store it was saved with, or pass its keys as keys=, and"
-                ' on_error="skip" if some of them were deleted',
+                f"the state is of a dataset with other keys ({samples} keys, not {self.samples}): open the "
+                "store with which it was saved, or pass the same keys as keys=, and"
+                ' on_error="skip" if some were deleted',
                 name="state",
             )
         progress = Progress(
             checked_integer(epoch, "epoch", minimum=0), checked_integer(position, "position", minimum=0)
         )
         if progress.position > self.samples:
-            raise errors.ArgumentError(f"position {position} of {samples} samples: was the state edited?", name="state")
+            raise errors.ArgumentError(
+                f"position {position} of {samples} samples: pass an unchanged state", name="state"
+            )
         try:
             skipped = [bytes.fromhex(key) if isinstance(key, str) else key for key in state.get("skipped", [])]
         except (ValueError, TypeError):
             raise errors.ArgumentError(
-                'state["skipped"] is not a list of integers and of keys in hexadecimal: was the state edited?',
+                'state["skipped"] is not a list of integers and of keys in hexadecimal: pass an unchanged state',
                 name="state",
             ) from None
         self.seed, self.shuffle = checked_integer(seed, "seed", minimum=None), checked_flag(shuffle, "shuffle")
@@ -425,7 +427,7 @@ class Prefetch(Generic[Request]):
         """Stop fetching, and wait for the requests in flight (idempotent)."""
         if self._dropped.detach() is not None:
             closing.forget(self._flight)
-            if os.getpid() == self._pid:  # a forked child has the list, and not the requests
+            if os.getpid() == self._pid:  # a forked child has the list, but not the requests
                 self._flight.finish()
 
 
@@ -466,7 +468,7 @@ class _Flight(Generic[Request]):
                     return
                 self._futures.append((request, self._submit(request)))
         except Exception as error:
-            self._failed = error  # its turn comes later
+            self._failed = error  # `next` raises it after the results before it
 
     def next(self) -> tuple[Request, Any]:
         if not self._futures:

@@ -324,11 +324,11 @@ def _append_new(nodes: Numbers, neighbors: Numbers) -> tuple[Numbers, Numbers]:
 def _checked_vertices(vertices: Any, count: int) -> Numbers:
     numbers = np.asarray(vertices)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not len(numbers):
-        raise errors.ArgumentError("vertices: give a list or an array of vertices", name="vertices")
+        raise errors.ArgumentError("vertices: pass a list or an array of vertices", name="vertices")
     minimum, maximum = int(numbers.min()), int(numbers.max())
     if minimum < 0 or maximum >= count:
         raise errors.ArgumentError(f"vertices {minimum} to {maximum} of a graph of {count}", name="vertices")
     numbers = numbers.astype(np.int64)
     if len(np.unique(numbers)) != len(numbers):
-        raise errors.ArgumentError("vertices must be distinct: give each once", name="vertices")
+        raise errors.ArgumentError("vertices must be distinct: pass each once", name="vertices")
     return numbers

@@ -29,7 +29,7 @@ from ..kv import open as open_store
 UNREADABLE = (errors.CorruptionError, errors.MediumError, errors.KeyMissingError)
 """Errors of single records."""
 VALUE = "value"
-"""Name of the values of a store without a schema, where they are a field."""
+"""Name of the field with the values of a store without a schema."""
 
 
 class PerProcess:
@@ -91,9 +91,9 @@ class ArraySource:
         opened = self._open()
         self.dtype = np.dtype(opened.dtype)
         if not opened.shape:
-            raise errors.ArgumentError(f"{name!r} is a scalar: give an array that has rows", name=name)
+            raise errors.ArgumentError(f"{name!r} is a scalar: pass an array that has rows", name=name)
         if self.dtype.hasobject or self.dtype.kind not in "biufcV":
-            raise errors.DTypeError(f"{name!r} has items of {self.dtype}: give numbers or records")
+            raise errors.DTypeError(f"{name!r} has items of {self.dtype}: pass numbers or records")
         self.rows = int(opened.shape[0])
         self.shape = tuple(opened.shape[1:])
 
@@ -130,7 +130,7 @@ class ColumnSource:
         self._table = PerProcess(partial(table.open, column.path, device="cpu"))
         if column.nulls:
             raise errors.ArgumentError(
-                f"{name!r} has {column.nulls} nulls, which an array of numbers cannot hold: fill them before the "
+                f"{name!r} has {column.nulls} nulls, which an array of numbers cannot represent: fill them before the "
                 "table is written, or take other columns",
                 name=name,
             )
@@ -194,7 +194,7 @@ def source_of(value: Any, name: str) -> Source:
     path, options = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
     if not isinstance(path, str | os.PathLike) or not isinstance(options, dict):
         raise errors.ArgumentError(
-            f"{name!r} is {value!r:.60}: give the path of a .npy file, (path, options of ww.open), a column of a "
+            f"{name!r} is {value!r:.60}: pass the path of a .npy file, (path, options of ww.open), a column of a "
             "table, or an array",
             name=name,
         )
@@ -344,7 +344,7 @@ class StoreReader:
         """Return all keys that the store has now, in the order of `Store.keys_array`."""
         store = self.store
         if not hasattr(store, "keys_array"):
-            raise errors.ArgumentError(f"{store!r} does not list its keys: pass those to use as keys=", name="keys")
+            raise errors.ArgumentError(f"{store!r} does not list its keys: pass keys=", name="keys")
         return store.ordered() if hasattr(store, "ordered") else store.keys_array()
 
     def read(self, keys: Keys) -> Any:
@@ -352,8 +352,8 @@ class StoreReader:
         batch = self._checked(keys, self.store.get_many(_as_argument(keys), **self._options))
         if not isinstance(batch, dict):
             return batch
-        # Fields of several are views of whole records, over which sums would round in another order than over arrays of
-        # their own.
+        # If there are several fields, they are views of whole records, whose sums would round in another order than
+        # sums of contiguous arrays.
         return {
             name: field if isinstance(field, Ragged) else np.ascontiguousarray(field) for name, field in batch.items()
         }
@@ -419,7 +419,7 @@ class JoinedReader:
         return self._readers[0].keys()
 
     def require(self, keys: Keys | KeyRange) -> None:
-        """Raise KeyMissingError if arrays or tables lack a row for a key; stores are asked when they are read."""
+        """Raise KeyMissingError if arrays or tables lack a row for a key; stores are checked when they are read."""
         for reader in self._readers:
             if isinstance(reader, RowReader):
                 reader.require(keys)
@@ -457,7 +457,7 @@ def _as_argument(keys: Keys) -> Any:
 
 
 def rows_of(indices: Any, size: int, name: str) -> NDArray[np.int64]:
-    """Return indices of a dataset of `size` rows as row numbers; negative ones count from the end.
+    """Return indices of a dataset of `size` rows as row numbers; negative numbers count from the end.
 
     Raises
     ------
@@ -489,6 +489,6 @@ def _as_index(index: Any) -> int:
 def _not_an_index(index: Any) -> errors.ArgumentError:
     hint = ", np.flatnonzero(mask) of a mask" if isinstance(index, bool | np.bool_) else ""
     return errors.ArgumentError(
-        f"index {index!r:.60} of a dataset: give a whole number, or a list of them to __getitems__(){hint}",
+        f"index {index!r:.60} of a dataset: pass a whole number, or a list of them to __getitems__(){hint}",
         name="index",
     )

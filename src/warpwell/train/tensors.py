@@ -54,7 +54,7 @@ def set_default_collate(record_type: type, collate: Callable[[Any], Any]) -> Non
 
 
 class TensorList(list[Any]):
-    """Tensors of different lengths, which a worker process sends as one: each would take a file descriptor."""
+    """Tensors of different lengths, which a worker sends as one tensor: each tensor would take a file descriptor."""
 
     def __reduce__(self) -> Any:
         shapes = {(tensor.dtype, tensor.shape[1:]) if hasattr(tensor, "shape") else None for tensor in self}
@@ -79,7 +79,7 @@ def columns_of(records: list[dict[str, Any]]) -> dict[str, Any]:
     for record in records:
         if record.keys() != names:
             raise errors.ArgumentError(
-                f"a record of a batch has the fields {[*record]}, and the first one {[*names]}: return the same fields"
+                f"a record of a batch has the fields {[*record]}, but the first has {[*names]}: return the same fields"
                 " from decode= for each record",
                 name="decode",
             )
@@ -105,7 +105,7 @@ def import_torch(name: str) -> Any:
     Raises
     ------
     ArgumentError
-        It is not installed, or a shared library of it cannot be loaded.
+        The package is not installed, or one of its shared libraries cannot be loaded.
     """
     try:
         return importlib.import_module(name)

@@ -48,7 +48,7 @@ def _parent(parents, vertex):
 def _link(u, v, parents):
     """Join the trees of two vertices (thread). The larger of the two roots becomes a child of a smaller vertex.
 
-    Parents only ever become smaller, so a stale one is still an ancestor in the same tree.
+    Parents only become smaller, so a stale parent is still an ancestor in the same tree.
     """
     p = _parent(parents, u)
     q = _parent(parents, v)
@@ -62,7 +62,7 @@ def _link(u, v, parents):
             above = i64(fetch_min_as(element_address(parents, high), low, parents.dtype))
             if above == high or above == low:
                 return
-            # Another thread was first: its parent and ours are in one tree, too.
+            # Another thread was first: its parent and the new parent are in the same tree.
             p = above
             q = low
         else:
@@ -117,7 +117,7 @@ def _link_neighbors(edges, offsets, parents, items, count, counters):
                 neighbor = neighbor_at(edges, at + lane, parents.size, counters)
                 if neighbor >= 0:
                     _link(vertex, neighbor, parents)
-            # The lanes meet here, so their next edges are read together.
+            # Synchronize the lanes, so that their next edges are read together.
             syncwarp(mask)
             at += warp_size()
 
@@ -206,6 +206,6 @@ def require_undirected(graph: Graph, results: str = "components") -> None:
     """Raise ArgumentError if the edges of a graph are stored in one direction only."""
     if not graph.undirected:
         raise ArgumentError(
-            f"{graph.path} is directed, and {results} need an undirected graph: convert its edges "
+            f"{graph.path} is directed, but {results} need an undirected graph: convert its edges "
             "again with undirected=True (`warpwell graph convert EDGES OUT --undirected`)"
         )

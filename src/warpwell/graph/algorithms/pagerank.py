@@ -53,7 +53,7 @@ def _gather(edges, offsets, items, count, window, shares, sums, counters):
 
 @kernel
 def _step(offsets, ranks, shares, sums, base, damping, threads, change, dangling, totals):
-    """Compute ranks of the sums, and the share that each vertex gives along each of its edges; reset the sums.
+    """Compute ranks from the sums, and the share of each vertex's rank per edge; reset the sums.
 
     The kernel adds the change of all ranks to item `change` of the totals, and the rank of vertices without outgoing
     edges to item `dangling`. A thread takes every `threads`-th vertex.
@@ -179,7 +179,7 @@ class _PageRank(Work):
         else:
             if self.tolerance and not run.failed:
                 logging.getLogger(__package__).warning(
-                    "the ranks changed by %.3g in the last of %d iterations, and the tolerance is %g: allow more "
+                    "the ranks changed by %.3g in the last of %d iterations, but the tolerance is %g: allow more "
                     "iterations",
                     self.change,
                     self.rounds,
@@ -198,7 +198,7 @@ class _PageRank(Work):
     def _list(self, run: Run, vertex: int, end: int) -> int:
         """List the items of vertices [vertex, end), and return their number."""
         before = int(run.read(self.counters)[ITEMS])
-        offsets = self.loaded.in_offsets  # also as labels: none is -1
+        offsets = self.loaded.in_offsets  # offsets also serve as labels, because none is -1
         arguments = offsets, offsets, -1, 0, vertex, end, 1, self.items, -before, self.counters
         run.launch(list_items, end - vertex, *arguments)
         return int(run.read(self.counters)[ITEMS]) - before

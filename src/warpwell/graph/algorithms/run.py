@@ -1,4 +1,4 @@
-"""`Result` of an algorithm, `execute`, which runs one, and `Run`, its launches on arrays that begin once."""
+"""`Result` of an algorithm; `execute`, which runs an algorithm; `Run`, its launches on arrays that begin once."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def execute(
     if isinstance(graph, LoadedGraph):
         check(graph.graph)
         if options:
-            raise ArgumentError(f"the graph is loaded already: give {', '.join(options)} to LoadedGraph")
+            raise ArgumentError(f"the graph is loaded already: pass {', '.join(options)} to LoadedGraph")
         return measure(start(graph), graph, progress)
     found = graph if isinstance(graph, Graph) else Graph.open(graph)
     check(found)
@@ -124,7 +124,7 @@ class Run:
 
     Beginning and ending a launch with an array on storage takes half a millisecond (service threads wake up, errors are
     checked), and a traversal launches one or two kernels per level. So the arrays begin only one launch, with the first
-    kernel that reads them, and end it when the context ends, which raises the error that device code latched.
+    kernel that reads them. They end this launch when the context ends, and raise the error that device code latched.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ class Run:
         if self._series is not None:
             self._series.launch(kernel, (shape,), views)
             if reads and not self.loaded.in_memory:
-                self._wait()  # It may wait for storage, which Ctrl-C ends.
+                self._wait()  # The kernel may wait for storage; Ctrl-C ends the wait.
             return
         is_interpreted = self.loaded.device == "interp"
         services = [step for array in self._arrays for step in array.interp_services()] if is_interpreted else ()

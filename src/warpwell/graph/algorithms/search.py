@@ -80,7 +80,7 @@ def _visit(edges, offsets, levels, visited, items, index, base, level, mask, cou
         if neighbor >= 0 and insert(visited, neighbor):
             found = True
             levels[neighbor] = level
-        # The lanes meet here, so their next edges are read together.
+        # Synchronize the lanes, so that their next edges are read together.
         found_mask = ballot(mask, found)
         if found_mask != 0:
             degrees = append(mask, found, neighbor, offsets, items, base, counters)
@@ -145,7 +145,7 @@ def _leads_to(edges, visited, at, stop, mask, vertices, counters):
     low = 0
     high = 0
     while True:
-        # One place reads edges for both, because the compiled read is large.
+        # Read edges for both cases in one place, because the compiled read is large.
         alone = own > 0
         edge = -1
         if alone:
@@ -393,7 +393,7 @@ class _Search(Work):
         self.counts = np.zeros(N_COUNTERS, np.int64)
         self.level = 0
         self.listed: tuple[int, int] | None = None
-        """First and last item of the frontier, if they are listed; the items after them are free."""
+        """First and last item of the frontier, if its items are listed; the items after the last are free."""
         degree = int(np.diff(self.graph.map(self.graph.offsets_path)[source : source + 2])[0])
         self.found, self.edges = 1, degree
         """Vertices of the frontier and their edges."""
@@ -401,7 +401,7 @@ class _Search(Work):
         """Edges of the vertices that are not found."""
 
     def run(self, run: Run, report: Progress) -> None:
-        """Visit level after level, until one finds nothing."""
+        """Visit level after level, until a level is empty."""
         self._run = run
         while self.found > 0 and not run.failed:
             report("search", self.level + 1, 0)
@@ -410,7 +410,7 @@ class _Search(Work):
             self._visit_level()
 
     def result(self) -> tuple[NDArray[Any], int, int]:
-        """Return the levels, the number of vertices with one, and the largest one."""
+        """Return the levels, the number of vertices with a level, and the largest level."""
         levels = to_host(self.levels).astype(np.int64)
         return levels, int(np.count_nonzero(levels >= 0)), int(levels.max())
 
@@ -420,7 +420,7 @@ class _Search(Work):
         return self.counts - before
 
     def _pages(self, vertices: int, edges: int) -> int:
-        """Return about how many pages have the edges of a number of vertices."""
+        """Estimate the number of pages that have the edges of a number of vertices."""
         return min(vertices + edges // self.loaded.page_items, self.graph.edges // self.loaded.page_items)
 
     @traced("breadth-first level")
@@ -501,7 +501,7 @@ class _Search(Work):
     def _push(self, visited: Any, several: bool = False) -> NDArray[np.int64]:
         """Follow the edges of the frontier to vertices outside of a set, which receives them.
 
-        With `several`, also those of the levels after it while they are small.
+        With `several`, also follow the edges of later levels while these are small.
         """
         begin, end = self._list()
         base, loaded = end - int(self.counts[ITEMS]), self.loaded
@@ -515,7 +515,7 @@ class _Search(Work):
         return counts
 
     def _push_small(self) -> None:
-        """Follow the edges of the frontier, and of those after it while they are small."""
+        """Follow the edges of the frontier, and of later levels while these are small."""
         self.left -= int(self._push(self.visited, several=True)[DEGREES])
         assert self.listed is not None
         self.listed = int(self.counts[BEGIN]), self.listed[1]
@@ -526,9 +526,9 @@ class _Search(Work):
 def require_vertex(source: int, vertices: int) -> None:
     """Raise ArgumentError unless `source` is a vertex number below `vertices`."""
     if isinstance(source, bool) or not isinstance(source, int | np.integer):
-        advice = "give the number of a vertex; graph.vertex(name) returns it"
+        advice = "pass the number of a vertex; graph.vertex(name) returns it"
         raise ArgumentError(f"source {source!r} is not an integer: {advice}", name="source")
     if not 0 <= source < vertices:
         raise ArgumentError(
-            f"source {source} is not a vertex of this graph: give a number from 0 to {vertices - 1}", name="source"
+            f"source {source} is not a vertex of this graph: pass a number from 0 to {vertices - 1}", name="source"
         )

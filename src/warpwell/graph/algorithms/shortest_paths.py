@@ -166,7 +166,7 @@ def sssp(
         more edges that shorten no path, and narrow ones need more launches.
     progress : callable, optional
         Called as ``progress(stage, done, total)``: ``"compile"`` (0, 1 of 1) for each kernel; ``"search"`` with the
-        round and a total of 0, as it is not known.
+        round and a total of 0, because the number of rounds is unknown.
     **options
         ``device``, ``tier``, ``cache``, ``page_size``, ``stats`` and more, as for `LoadedGraph`; not allowed if `graph`
         is a `LoadedGraph`.
@@ -191,7 +191,7 @@ def sssp(
         require_weights(found)
         require_vertex(source, found.vertices)
         if delta is not None and not (math.isfinite(delta) and delta > 0):
-            raise ArgumentError(f"delta is {delta!r}: give a width above 0, or leave it out", name="delta")
+            raise ArgumentError(f"delta is {delta!r}: pass a width above 0, or leave it out", name="delta")
 
     return execute(graph, options, check, lambda loaded: _Paths(loaded, source, delta), progress)
 
@@ -255,8 +255,8 @@ class _Paths(Work):
             counts = run.read(self.counters)
         if counts[NEGATIVE]:
             raise ArgumentError(
-                f"{self.loaded.graph.weights_path}: {counts[NEGATIVE]} weights are below 0, and delta-stepping needs "
-                "weights of 0 and more: convert the edges again with other weights"
+                f"{self.loaded.graph.weights_path}: {counts[NEGATIVE]} weights are below 0, but delta-stepping needs "
+                "weights of 0 or more: convert the edges again with other weights"
             )
 
     def _search(self, run: Run, report: Progress) -> None:
@@ -276,7 +276,7 @@ class _Paths(Work):
             else:
                 self.rounds += 1
                 report("search", self.rounds, 0)
-            # Without items it only resets `nearest`.
+            # Without items, the kernel only resets `nearest`.
             edges = loaded.edges, self.weights, loaded.offsets, self.distances, self.waiting, self.items
             limits = self.warps, self.zero, self.no_path, self.nearest, self.counters
             run.launch(_relax, max(1, min(count, self.warps)) * loaded.warp, *edges, count, self.staged, *limits)

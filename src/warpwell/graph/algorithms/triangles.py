@@ -106,7 +106,7 @@ def _count(successors, starts, edges, counters):
         if at == first or successors[at - 1] != neighbor:
             second = starts[neighbor]
             second_end = starts[neighbor + 1]
-            # The shorter list is walked, the longer one searched.
+            # Iterate over the shorter list, and search the longer list.
             if end - first < second_end - second:
                 found += _common(successors, first, end, second, second_end)
             else:

@@ -142,8 +142,8 @@ def append(mask, found, vertex, offsets, items, base, counters):
 def list_items(offsets, labels, label, matches, vertex, end, min_degree, items, base, counters):
     """Append the items of vertices [vertex, end), nearly in their order (thread a vertex).
 
-    Only of those with at least `min_degree` edges and, if `matches` is 1, with `label` in `labels`; if it is 0, with
-    another label.
+    Vertices with fewer than `min_degree` edges are left out. So are vertices whose label in `labels` differs from
+    `label` if `matches` is 1, or is equal to `label` if `matches` is 0.
     """
     mask = activemask()
     v = vertex + grid(1)
