@@ -52,7 +52,7 @@ def test_tensors_of_pytorch(a: Any, model: Any) -> None:
         assert ww.gather(a, device_rows, out=out).result(60) is out
         assert (out.cpu().numpy() == model[rows]).all()
     assert (torch.from_dlpack(ww.gather(a, rows).result(60)).cpu().numpy() == model[rows]).all()
-    with pytest.raises(errors.IndexRangeError, match="row 2000 at place 1"):
+    with pytest.raises(errors.IndexRangeError, match="row 2000 at position 1"):
         ww.gather(a, torch.tensor([0, 2000], device="cuda")).result(60)
     with pytest.raises(errors.DTypeError):
         ww.gather(a, rows, out=torch.zeros((30, 20, 64), device="cuda", dtype=torch.float64))

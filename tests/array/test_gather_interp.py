@@ -20,6 +20,6 @@ def test_rows_are_those_that_numpy_has(tmp_path: Path, tier: str) -> None:
         assert task.done() and (task.result() == model[rows]).all()
         write[2](a.reshape(600), np.array([3, 599]), np.array([-1, -2]), device="interp")
         assert ww.gather(a, [1, 199]).result().tolist() == [[-1, 4, 5], [597, 598, -2]]
-        with pytest.raises(errors.IndexRangeError, match="row 200 at place 1"):
+        with pytest.raises(errors.IndexRangeError, match="row 200 at position 1"):
             ww.gather(a, [0, 200]).result()
         assert [batch.tolist() for batch in ww.rows(a, [[0], [1]])] == [[[0, 1, 2]], [[-1, 4, 5]]]

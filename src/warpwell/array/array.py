@@ -36,11 +36,11 @@ _UNCOUNTED = {
     tier: f'reads by kernels are not counted in tier "{tier}", which {how}: open with tier="storage" to count them'
     for tier, how in (
         ("mapped", "uses the system's page cache"),
-        ("host", "holds the file in host memory"),
-        ("device", "holds the file in device memory"),
+        ("host", "has the file in host memory"),
+        ("device", "has the file in device memory"),
     )
 }
-"""Why a tier without a cache has no counters of kernels, and how to get them."""
+"""For each tier without a cache, why reads by kernels are not counted, and the next step."""
 _How = tuple[bool, bool, bool, int, bool]
 
 
@@ -83,7 +83,7 @@ class Array(CacheArgument, OnStorage):
         self._part = part
         self._nsid = part.nsid
         self._finalizer = weakref.finalize(self, hand_over, self._part)
-        self._finalizer.atexit = False  # arrays that are open then are closed at the end of the program
+        self._finalizer.atexit = False  # `warpwell.closing` closes arrays that are open at the end of the program
 
     # -- shape ----------------------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class Array(CacheArgument, OnStorage):
             extents = tuple(self.size // items if n == -1 else n for n in extents)
         contiguous = self._strides == _c_strides(self.shape, self.dtype.itemsize)
         if -1 in extents or math.prod(extents) != self.size or not contiguous:
-            why = "" if contiguous else ": items of a field do not follow one another, np.asarray(a) reads them"
+            why = "" if contiguous else ": items of a field are not contiguous, np.asarray(a) reads them"
             raise errors.ArgumentError(f"shape {self.shape} cannot become {tuple(new_shape)}{why}")
         check_extents(extents, self.dtype, f"array {self.name!r}")
         return self._derive(extents, self.dtype, _c_strides(extents, self.dtype.itemsize), 0)
@@ -134,7 +134,7 @@ class Array(CacheArgument, OnStorage):
         derived._origin = self._origin + offset
         derived._static = None
         derived._row_bytes = _row_bytes(shape, strides, dtype)
-        # the root, not an array between; and not `or`: an array of length 0 counts as false
+        # the root, not an array derived from it; without `or`, for which an array of length 0 is false
         derived._base = self if self._base is None else self._base
         return derived
 
@@ -152,7 +152,7 @@ class Array(CacheArgument, OnStorage):
 
     def _plain_view(self, flag: LaunchFlag | None) -> ArrayView:
         if self.device == "cuda":
-            intrinsics_for("cuda")  # numba-cuda asks for the view's type before it asks the extension
+            intrinsics_for("cuda")  # numba-cuda needs the view's type before it calls the extension
         return self.kernel_struct(flag)
 
     def kernel_struct(self, flag: LaunchFlag | None = None) -> ArrayView:
@@ -194,7 +194,9 @@ class Array(CacheArgument, OnStorage):
             self.abort(flag)
 
         with contextlib.ExitStack() as on_exit:
-            with interruptible(lambda: None):  # a launch that begins is ended, or the array could not be closed
+            with interruptible(
+                lambda: None
+            ):  # each launch that begins must end: otherwise the array could not be closed
                 self.launch_begins(flag)
                 on_exit.callback(self.launch_ended, flag)
             view = self._plain_view(flag)
@@ -233,7 +235,7 @@ class Array(CacheArgument, OnStorage):
             self.field(index)[...] = value
             return
         if isinstance(value, Rows) and self._has_at(index, value):
-            return  # after ``a[lo:hi] += 1``, which has written
+            return  # ``a[lo:hi] += 1`` has already written
         require_bits(self.dtype, value, self.name)
         host_access.write(self, index, value)
 
@@ -255,7 +257,9 @@ class Array(CacheArgument, OnStorage):
         rows = self.shape[0] if self.shape else 1
         first, end, _ = slice(start, stop).indices(rows)
         if end < first:
-            raise errors.ArgumentError(f"rows {start} to {stop} of {rows} of array {self.name!r}: the end is first")
+            raise errors.ArgumentError(
+                f"rows {start} to {stop} of {rows} of array {self.name!r}: pass an end after the start"
+            )
         if end == first or 0 in self.shape:
             return 0, 0
         # the last row of a field ends with its last item, before the first one of the next row
@@ -462,11 +466,11 @@ class Rows(ReadOnUse, Array):
         return np.asarray(self)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return the DLPack device of what `read` returns."""
+        """Return the DLPack device of the result of `read`."""
         return (2, 0) if self.device == "cuda" else (1, 0)
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Return a DLPack capsule of what `read` returns."""
+        """Return a DLPack capsule of the result of `read`."""
         return self.read().__dlpack__(**options)
 
 

@@ -84,13 +84,15 @@ class Attachment:
         self.writable = writable
         self.name = name
         self.pins: Counter[int] = Counter()
-        self._pins_lock = threading.RLock()  # held while pins of the host and of the cache change; before the cache's
+        self._pins_lock = (
+            threading.RLock()
+        )  # held while pins of the host and the cache change; acquired before the cache's lock
         self.closed = False
         self.viewed = False
         self._owns_cache = owns_cache
         self._on_close = on_close
         self.cached = tier in ("storage", "host-cached")
-        self._flush_lock = threading.RLock()  # of flush and close: one at a time; taken before the cache's lock
+        self._flush_lock = threading.RLock()  # for one flush or close at a time; acquired before the cache's lock
         self._ending = False
         self._closing = False
         self._launches = 0
@@ -131,7 +133,7 @@ class Attachment:
     @contextlib.contextmanager
     def launch(self, writes: bool) -> Iterator[None]:
         """Count a launch that begins in the ``with`` block until `launch_ended`; raise if the array is being closed."""
-        with self.cache.lock:  # so that no launch begins between the look of `close` and its end
+        with self.cache.lock:  # so that no launch begins between the check of `close` and its end
             self.require_open()
             if self.mapping is not None:
                 self.mapping.require()
@@ -182,7 +184,7 @@ class Attachment:
         The pages are evicted first. No launch begins during the block.
         """
         if not self.cached:
-            with self.in_use(writes=True):  # counted, so that the end of the program flushes
+            with self.in_use(writes=True):  # counted, so that the array is flushed at the end of the program
                 yield self._is_direct
             return
         with self.cache.lock:
@@ -205,7 +207,7 @@ class Attachment:
     def _evict(self, pages: NDArray[np.int64]) -> bool:
         """Evict pages; return False if the host must not write them past the cache (lock held).
 
-        It must not if a launch may store to them, if a prefetch may be reading them, or if they are pinned.
+        The host must not write pages to which a launch may store, which a prefetch may be reading, or which are pinned.
         """
         if self._is_used() or self.pins or self.cache.bulk.reads(self.nsid):
             return False
@@ -301,12 +303,12 @@ class Attachment:
         Raises
         ------
         SharingError
-            A launch uses the array; it stays open. (It waits for launches in streams, up to twice the timeout.)
+            A launch uses the array; it stays open. (The call waits for launches in streams, up to twice the timeout.)
         """
         with self._flush_lock:
             if self.closed or self._closing:
                 return
-            self._closing = True  # a finalizer of the user's may call this in the middle of itself
+            self._closing = True  # a finalizer of the user may call this method while it runs
             try:
                 self._end()
                 self._close()
@@ -314,7 +316,7 @@ class Attachment:
                 self._closing = False
 
     def _take_stream_errors(self) -> list[Exception]:
-        """Take the errors of launches in streams, to raise them last: a flush that found one would write nothing."""
+        """Return the errors of launches in streams, to raise them last: flush would raise one and write nothing."""
         return [] if self.cache.closed else self.cache.take_pending_errors(self.nsid)
 
     def _close(self) -> None:
@@ -326,7 +328,7 @@ class Attachment:
         finally:
             closing.forget(self)
             try:
-                # both flush once more, in case that it was another launch's error that flush raised
+                # flush once more in both cases: the first flush may have raised the error of another launch
                 if self._owns_cache:
                     self.cache.close()
                 else:
@@ -340,7 +342,7 @@ class Attachment:
                         self._resident.write_back()
                 finally:
                     self.closed = True
-                    self.mapping = self._host_mapping = None  # views that kernels still have keep it mapped
+                    self.mapping = self._host_mapping = None  # views that kernels still use keep the file mapped
                     self.medium.close()
                     if self._on_close is not None:
                         self._on_close()
@@ -375,8 +377,8 @@ class Attachment:
             room = self.cache.room(self.nsid)
             if number > room:
                 raise errors.KernelError(
-                    f"pinning {number} pages of array {self.name!r}: only {max(room, 0)} more fit if one frame "
-                    "stays free; pin less, enlarge the cache or the array's share"
+                    f"pinning {number} pages of array {self.name!r}: only {max(room, 0)} more fit if one frame stays "
+                    "free; pin fewer, enlarge the cache or the array's share"
                 )
             try:
                 done = sum(self.cache.pin(self.nsid, a, b) for a, b in fresh)
@@ -396,7 +398,7 @@ class Attachment:
             missing = next((page for page in range(first, end) if not self.pins[page]), None)
             if missing is not None:
                 raise errors.KernelError(
-                    f"page {missing} of array {self.name!r} is not pinned: give back what pin() holds",
+                    f"page {missing} of array {self.name!r} is not pinned: unpin the rows that pin() pinned",
                     array=self.name,
                 )
             self.pins.subtract(range(first, end))
@@ -474,7 +476,7 @@ class CacheArgument:
         try:
             self.cache.end(flag)
         finally:
-            self._part.require_sound()  # first: zeros in the place of items may be what latched an error
+            self._part.require_sound()  # first, because zeros in place of items may have caused the latched error
 
     def launch_continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
         """Count a launch that continues in a stream until `done` returns True."""

@@ -120,7 +120,7 @@ class DeviceArray:
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return the DLPack device: CUDA, and which."""
+        """Return the DLPack device: CUDA, and the number of the GPU."""
         return _KDLCUDA, self._ordinal
 
     @property
@@ -139,7 +139,7 @@ class DeviceArray:
         if self.strides is not None:
             if any(step % self.dtype.itemsize for step in self.strides):
                 raise errors.DTypeError(
-                    f"DLPack counts strides in items, and {self.strides} bytes are not a multiple of "
+                    f"DLPack counts strides in items, but {self.strides} bytes are not a multiple of "
                     f"{self.dtype}'s size: copy"
                     " the field with copy_to_host(), or store the field in an array of its own"
                 )

@@ -61,9 +61,9 @@ class Position(NamedTuple):
     within: Maker
     """Whether each index is in its range (no negative ones)."""
     offset: Maker
-    """Byte offset from item 0, of an index within."""
+    """Byte offset from item 0, of an index in range."""
     outside: Maker
-    """Latches the first index that is not."""
+    """Latches the first index that is out of range."""
 
 
 @device
@@ -83,7 +83,7 @@ def outside2(view, index):
 
 
 def _outside_with(axis: int, outside: Maker) -> Maker:
-    """Return how views of ``axis + 1`` dimensions latch an index, from the same of one less."""
+    """Return the function that latches an index of ``axis + 1`` dimensions, from the function of `axis` dimensions."""
 
     @device
     def outside_inner(view, index):
@@ -103,10 +103,10 @@ OUTSIDE = {1: outside1, 2: outside2, 3: outside3, 4: outside4}
 
 @functools.cache
 def position_of(ndim: int, stride: int) -> Position:
-    """Return how items of a view are placed; `stride` of the last dimension is known when the kernel is compiled.
+    """Return the `Position` of a view; `stride` of the last dimension is known when the kernel is compiled.
 
-    Range and offset are two: a sentinel in the offset would be one comparison more for each item, which no compiler
-    can drop.
+    The range check and the offset are two functions: a sentinel offset would need one more comparison per item, which
+    no compiler can remove.
     """
 
     @device
@@ -202,7 +202,7 @@ def _complex_accessors(dtype: np.dtype[Any], static: Any) -> tuple[Maker, Maker]
 
 
 def _byte_accessors(dtype: np.dtype[Any], static: Any) -> tuple[Maker, Maker]:
-    """Return accessors byte by byte.
+    """Return accessors that load and store an item byte by byte.
 
     An item may cross two pages, but a thread never has two pins. A GPU loads no item from an odd address.
     """
@@ -246,7 +246,7 @@ def _accessors(code: str, static: Any) -> tuple[Maker, Maker]:
 
 @functools.cache
 def flat_accessors(static: Any) -> tuple[Maker, Maker]:
-    """Return ``(view, i) -> item`` and ``(view, i, value)`` of a view whose items follow one another; unchecked."""
+    """Return ``(view, i) -> item`` and ``(view, i, value)`` of a view with contiguous items; unchecked."""
     (read, write), size = _accessors(static.dtype, static), static.stride
 
     @device

@@ -55,7 +55,7 @@ def is_npy(fd: int) -> bool:
 def read_npy(path: pathlib.Path, fd: int, bfloat16: bool = False) -> Header:
     """Read and check the header of a ``.npy`` file, open as `fd`; `path` is for messages.
 
-    `bfloat16` says that its items of two bytes are such.
+    With `bfloat16`, items of two bytes are bfloat16.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def read_npy(path: pathlib.Path, fd: int, bfloat16: bool = False) -> Header:
     if size != expected:
         kind = "truncated" if size < expected else "longer than its header says"
         raise errors.FormatError(
-            f"{path} is {kind}: {size} bytes where {expected} are expected for shape {header.shape} of {header.dtype}: "
+            f"{path} is {kind}: {size} bytes, but {expected} are expected for shape {header.shape} of {header.dtype}: "
             "write it again",
             path=str(path),
         )
@@ -114,12 +114,11 @@ def read_superblock(medium: Medium, *, dtype: Any, shape: Any, writable: bool) -
     name = medium.name
     raw = medium.read(0, min(DATA_AT, medium.nbytes)).tobytes()
     found = Superblock.parse(raw[:BYTES], name, medium.nbytes)
-    advice = f"`warpwell drive format-array {name.removeprefix('nvme:')}` makes one, which erases what is there"
+    advice = f"`warpwell drive format-array {name.removeprefix('nvme:')}` creates one, which erases all data"
     if found is None:
         if writable:
             raise errors.ReadOnlyError(
-                f"{name} holds no array of Warpwell's, so it may hold other data: it is opened for reading alone "
-                f"({advice})"
+                f"{name} holds no array of Warpwell's, so it may hold other data: open it for reading ({advice})"
             )
         if dtype is None:
             raise errors.FormatError(f"{name} holds no array of Warpwell's: pass dtype= to read it raw ({advice})")

@@ -113,7 +113,7 @@ def read_all(array: Any) -> NDArray[Any]:
 def write(array: Any, index: Any, value: Any) -> None:
     """Do ``array[index] = value``. Of several values for one item the last remains, as with NumPy."""
     runs = runs_of(array, index)
-    plain = isinstance(value, np.ndarray) and value.dtype.kind in "biufc"  # converting others may fail
+    plain = isinstance(value, np.ndarray) and value.dtype.kind in "biufc"  # converting other values may fail
     values = value if plain else np.asarray(value, array.dtype)
     while values.ndim > len(runs.shape) and values.shape[0] == 1:
         values = values[0]  # as NumPy assigns
@@ -128,7 +128,7 @@ def write(array: Any, index: Any, value: Any) -> None:
             if is_direct:
                 _copy_directly(array, starts, nbytes, raw, write=True)
         if not is_direct:
-            # threads that write different runs to one place would leave a mixture of them there
+            # threads that write different runs to the same bytes would leave a mixture of the runs
             last = len(starts) - 1 - np.unique(starts[::-1], return_index=True)[1]
             if len(last) < len(starts):
                 starts, raw = starts[last], raw.reshape(-1, nbytes)[last].reshape(-1)
@@ -194,9 +194,9 @@ def _copy_by_kernel(array: Any, starts: NDArray[np.int64], nbytes: int, data: An
         starts, nbytes, data = starts + cut, nbytes - cut, data[cut:]
     unit = _unit(starts, nbytes)
     step, units = unit.itemsize, nbytes // unit.itemsize
-    # one unit more than a run has: with a single one the view would look like a plain array, and be compiled again
+    # one unit more than a run has: a view of a single unit would have the type of a plain array, and be compiled again
     view = array._derive((1 << 62, units + 1), unit, (step, step), -array._origin)
-    view.writable = write  # else the launch would count as one that leaves something to write back
+    view.writable = write  # otherwise the launch would count as one that may change pages
     data = data.view(unit)
     if write:
         data.flags.writeable = False
@@ -318,7 +318,7 @@ def runs_of(array: Any, index: Any) -> _Runs:
     if not (all(_is_basic(part) and part is not None for part in trailing) if of_rows else isinstance(first, slice)):
         # NumPy pairs index arrays with one another
         raise errors.ArgumentError(
-            f"array {array.name!r} takes an index array in its first dimension alone: gather a[idx] first, "
+            f"array {array.name!r} takes an index array only in its first dimension: gather a[idx] first, "
             "then index the result"
         )
     extent, row = array.shape[0], array._strides[0]

@@ -18,7 +18,7 @@ from .header import Header
 _STEP = 16 << 20
 """Number of bytes that are copied at a time."""
 _THREAD_BYTES = 1 << 20
-"""Minimum number of bytes for each additional thread: with fewer, it does not pay."""
+"""Minimum number of bytes for each additional thread: with fewer, the thread costs more time than it saves."""
 _DIGEST = 16
 """Bytes of a digest: the chance that a change is overlooked is 2^-128."""
 
@@ -77,7 +77,7 @@ class InMemory:
             try:
                 helper.start()
                 helpers.append(helper)
-            except RuntimeError:  # none can be started where the interpreter ends
+            except RuntimeError:  # no thread can be started while the interpreter exits
                 self._digest(*part)
         self._digest(offset, data, out, 0, min(each, pages))
         for helper in helpers:

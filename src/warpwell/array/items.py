@@ -28,13 +28,13 @@ class Item(NamedTuple):
     stored : numpy.dtype
         An item as it is loaded and stored, of the same size.
     value : numpy.dtype
-        What the kernel sees.
+        The value that the kernel uses.
     decode : device function
         The bits of an item, in the low end of a word, to its value (thread).
     encode : device function
         A value to the bits of an item, in the low end of a word (thread).
     plain : bool
-        An item is stored as it is seen.
+        Whether the stored item is the value.
     """
 
     stored: np.dtype[Any]
@@ -49,7 +49,7 @@ def float_of_half(h):
     """Return the float32 of a float16's bits (thread); all are exact."""
     sign = (h & 0x8000) << 16
     magnitude = h & 0x7FFF
-    if magnitude >= 0x7C00:  # infinite, or no number
+    if magnitude >= 0x7C00:  # infinite or NaN
         bits = sign | 0x7F800000 | ((magnitude & 0x3FF) << 13)
     elif magnitude >= 0x400:
         bits = sign | ((magnitude << 13) + (112 << 23))
@@ -60,11 +60,11 @@ def float_of_half(h):
 
 @device
 def half_of_float(value):
-    """Return the bits of the float16 that is nearest to a float32, the even one of two (thread)."""
+    """Return the bits of the float16 that is nearest to a float32, ties to even (thread)."""
     bits = as_bits(value, F4) & 0xFFFFFFFF
     sign = (bits >> 16) & 0x8000
     magnitude = bits & 0x7FFFFFFF
-    if magnitude > 0x7F800000:  # no number: never infinite
+    if magnitude > 0x7F800000:  # NaN must not become infinite
         return sign | 0x7C00 | max((magnitude >> 13) & 0x3FF, 1)
     if magnitude >= 0x47800000:  # 65536 and more
         return sign | 0x7C00
@@ -91,9 +91,9 @@ def float_of_bfloat(b):
 
 @device
 def bfloat_of_float(value):
-    """Return the bits of the bfloat16 that is nearest to a float32, the even one of two (thread)."""
+    """Return the bits of the bfloat16 that is nearest to a float32, ties to even (thread)."""
     bits = as_bits(value, F4) & 0xFFFFFFFF
-    if bits & 0x7FFFFFFF > 0x7F800000:  # no number: a quiet one, so that no payload is cut to infinite
+    if bits & 0x7FFFFFFF > 0x7F800000:  # NaN: make it quiet, so that a cut payload does not become infinite
         return (bits >> 16) | 0x40
     return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
 
@@ -109,7 +109,7 @@ def item_of(code: str) -> Item:
     Raises
     ------
     DTypeError
-        Kernels have no scalar type for it.
+        Kernels have no scalar type for the dtype.
     """
     if code == BFLOAT16:
         return _BFLOAT
@@ -154,7 +154,7 @@ def bfloat16_dtype() -> np.dtype[Any]:
 
 
 def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], step: int = 1) -> bool:
-    """Return whether items `step` apart follow one another in C order with these strides."""
+    """Return whether items `step` apart are contiguous in C order with these strides."""
     if 0 in shape:
         return True
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
@@ -170,7 +170,7 @@ def is_bits(dtype: np.dtype[Any]) -> bool:
 
 
 def on_host(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of NumPy arrays of these items: without the mark, of which `numpy.save` would warn."""
+    """Return the dtype of NumPy arrays of these items: without the mark, about which `numpy.save` would warn."""
     return U2 if is_bits(dtype) else dtype
 
 
@@ -178,6 +178,6 @@ def require_bits(dtype: np.dtype[Any], value: Any, name: str) -> None:
     """Raise DTypeError if numbers are to be stored in items that the host sees as bits."""
     if is_bits(dtype) and np.asarray(value).dtype != U2:
         raise errors.DTypeError(
-            f"items of array {name!r} are bfloat16, which NumPy has not: assign their bits as uint16, or install "
+            f"items of array {name!r} are bfloat16, which NumPy lacks: assign their bits as uint16, or install "
             "ml_dtypes before the array is opened, to assign numbers"
         )

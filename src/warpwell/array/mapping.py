@@ -24,11 +24,12 @@ SAMPLE_RUNS = 16
 
 
 class Mapping:
-    """The bytes of a file as memory. It is unmapped when the last object that holds it is gone.
+    """The bytes of a file as memory. The file is unmapped when the last object that refers to the mapping is deleted.
 
-    A page that the system cannot read, or has no room to write, is SIGBUS, which `warpwell.targets.bus_error` answers:
-    from that page on the mapping is zeros, launches that use it are aborted, and `require` raises from then on. Items
-    stored before that page are in the file; items stored after it are lost, and the error reports it.
+    If the system cannot read a page, or has no space to write it, the process receives SIGBUS, which
+    `warpwell.targets.bus_error` handles: from that page on, the mapping is replaced by zeros, launches that use it are
+    aborted, and `require` raises. Items stored before that page are in the file; items stored after it are lost, and
+    the error reports it.
 
     Parameters
     ----------
@@ -41,9 +42,9 @@ class Mapping:
     Attributes
     ----------
     address, end : int
-        Of byte 0 of the file, and behind its last page.
-    tells : bool
-        Whether the system tells this process which pages are in memory (``mincore``); else it says that all are.
+        Address of byte 0 of the file, and the address after its last page.
+    reports_residency : bool
+        Whether ``mincore`` reports to this process which pages are in memory; otherwise it reports all pages.
 
     Raises
     ------
@@ -64,7 +65,7 @@ class Mapping:
         self.address = address
         self.end = address + -(-self._nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         owner = os.fstat(medium.fileno()).st_uid
-        self.tells = os.geteuid() in (0, owner) or os.access(f"/proc/self/fd/{medium.fileno()}", os.W_OK)
+        self.reports_residency = os.geteuid() in (0, owner) or os.access(f"/proc/self/fd/{medium.fileno()}", os.W_OK)
         self._finalizer = weakref.finalize(self, bus_error.unmap, address, self._nbytes)
         self._finalizer.atexit = False
 
@@ -118,15 +119,14 @@ class Mapping:
         Raises
         ------
         MediumError, StorageFullError, FormatError
-            A write failed, and the system keeps no note of which: the array has to be opened again.
+            A write failed, and the system does not record which: the array has to be opened again.
         """
         try:
             self._medium.sync()
         except (errors.MediumError, errors.StorageFullError) as error:
-            # the system counts these pages as written: another sync would succeed and be wrong
+            # the system counts these pages as written: another sync would succeed although data is lost
             self._lost = (
-                f"{error}: changes of array {self._name!r} may be lost: mend the drive, open the array again and "
-                "compare"
+                f"{error}: changes of array {self._name!r} may be lost: repair the drive, open it again and compare"
             )
             raise
         failed = self.failure()
@@ -148,7 +148,7 @@ class Mapping:
                 return
 
     def read_alone(self, alone: bool) -> None:
-        """Have the system read a page that is touched alone from now on, or again with the pages after it."""
+        """Set whether the system reads a touched page alone, or together with the pages after it."""
         self._advise(0, self._nbytes, mmap.MADV_RANDOM if alone else mmap.MADV_NORMAL)
 
     def drop(self, start: int, end: int) -> None:

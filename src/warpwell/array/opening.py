@@ -31,8 +31,7 @@ from .mapping import Mapping
 DEFAULT_CACHE = "256MiB"
 
 _writers: dict[tuple[Any, int], list[str]] = {}
-"""Files and namespaces that are open for writing. Each has its path in a list, whose identity tells which writer added
-it."""
+"""Files and namespaces that are open for writing. Each has its path in a list, whose identity is that of the writer."""
 
 _SETTLE_SECONDS = 10.0
 """Longest wait for dropped arrays that are still being closed: one of them may have the file open."""
@@ -247,11 +246,11 @@ def _is_drive(path: Any) -> bool:
 def _is_mapped(path: Any, tier: str, device: str, cache_options: list[Any]) -> bool:
     """Return whether to map the file; an option of a cache that was not passed is None."""
     why = (
-        f"kernels on {device!r} read no mapping"
+        f"kernels on {device!r} cannot read a mapping"
         if device != "cpu"
-        else "a Medium is no file of the system's"
+        else "a Medium is not a file of the system"
         if isinstance(path, Medium)
-        else "a drive is no file of the system's"
+        else "a drive is not a file of the system"
         if isinstance(path, Namespace) or _is_drive(path)
         else "a block device is read through a cache"
         if _is_block_device(path)
@@ -290,7 +289,7 @@ def _checked_device(
     chosen = require_device(device or (cache.device if isinstance(cache, Cache) else default_device()))
     if isinstance(cache, Cache):
         if cache.device != chosen:
-            raise errors.ArgumentError(f"the cache is on {cache.device!r}, but device= asks for {chosen!r}")
+            raise errors.ArgumentError(f"the cache is on {cache.device!r}, but device= is {chosen!r}")
         own_options = {
             "page_size": cache.page_size,
             "stats": "full" if cache.full else "basic",
@@ -326,12 +325,12 @@ def _own_cache(
 ) -> Cache:
     """Return a cache for one array, with the number of queues that it can use."""
     if tier == "mapped":
-        nbytes = 1 << 16  # for errors of launches: it has no pages
+        nbytes = 1 << 16  # the cache only latches errors of launches, and has no pages
     nbytes = DEFAULT_CACHE if nbytes is None else nbytes
     if tier in ("mapped", "host", "device"):
         options = {"queues": 1, "depth": 4, "threads": 1, **options}
     elif options.get("queues") is None:
-        # a small array needs no more than it has pages for: their rings and staging are pinned memory
+        # a small array needs queues only for its pages: rings and staging buffers take pinned memory
         page = choose_page_size(options["page_size"], device, nbytes)
         options = {**options, "queues": default_queues(device, -(-file_bytes // page))}
     return Cache(nbytes, device=device, service=service, **{k: v for k, v in options.items() if v is not None})
@@ -370,14 +369,14 @@ def create(
     except FileExistsError:
         raise errors.ArgumentError(f'{target} exists: open it with ww.open(path, "r+"), or remove it first') from None
     except FileNotFoundError:
-        message = f"the folder of {target} does not exist: make it first"
+        message = f"the folder of {target} does not exist: create it first"
         raise errors.MissingFileError(message, path=str(target)) from None
     try:
         with file:
             file.write(header)
             nbytes = len(header) + math.prod(extents) * checked.itemsize
             file.flush()
-            # space is taken now: running out of it later would be found by a kernel
+            # allocate the space now: otherwise a kernel could run out of space later
             if nbytes > len(header):
                 os.posix_fallocate(file.fileno(), 0, nbytes)
         return open_array(target, "r+", dtype=BFLOAT16 if special else None, **options)
@@ -393,7 +392,7 @@ def create(
 
 
 def require_device(device: str) -> str:
-    """Return a device in its plain form; raise unless it can be used here."""
+    """Return the normalized name of a device; raise unless it can be used here."""
     chosen = checked_device(device)
     if chosen == "cuda":
         require_gpu()
@@ -457,7 +456,7 @@ def _raw_header(size: int, name: str, dtype: Any, shape: Any, offset: int) -> He
 def _claim(key: tuple[Any, int], target: str) -> Callable[[], None]:
     """Record that this process writes to a file or namespace; return the function that removes the record.
 
-    It takes no lock: the thread that holds it could be interrupted by a finalizer that closes an array.
+    Acquires no lock: a finalizer that closes an array could interrupt the thread that holds the lock.
     """
     writer = [target]
     holder = _writers.setdefault(key, writer)

@@ -182,7 +182,7 @@ def _reduction(name: str) -> Callable[..., Any]:
         return reductions.reduce(self, name, axis, *positional, **options)
 
     reduce.__name__ = reduce.__qualname__ = name
-    reduce.__doc__ = f"Return what `numpy.ndarray.{name}` does, in bounded memory; reads all items."
+    reduce.__doc__ = f"Return the result of `numpy.ndarray.{name}`, in bounded memory; reads all items."
     return reduce
 
 
@@ -231,7 +231,7 @@ class ReadOnUse(NDArrayOperatorsMixin, OnStorage):
         return getattr(ufunc, method)(*operands, **options)
 
     def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
-        """Read the rows; return what NumPy does."""
+        """Read the rows; return NumPy's result."""
         if all(issubclass(cls, ReadOnUse) or not issubclass(cls, OnStorage) for cls in types):
             return function._implementation(*arguments, **options)
         self._refuse_function(function.__name__, arguments)
@@ -287,7 +287,7 @@ def _reading_method(name: str) -> Callable[..., Any]:
         return getattr(np.asarray(self), name)(*map(_read, args), **options)
 
     read.__name__ = read.__qualname__ = name
-    read.__doc__ = f"Read the rows; return what `numpy.ndarray.{name}` does."
+    read.__doc__ = f"Read the rows; return the result of `numpy.ndarray.{name}`."
     return read
 
 

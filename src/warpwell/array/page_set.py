@@ -73,7 +73,7 @@ class PageSet(CacheArgument):
         size = self._array.size
         if not 0 <= start <= stop <= size:
             raise errors.IndexRangeError(
-                f"items {start} to {stop} of array {self._array.name!r} of {size}: give 0 <= start <= stop <= size",
+                f"items {start} to {stop} of array {self._array.name!r} of {size}: pass 0 <= start <= stop <= size",
                 array=self._array.name,
                 index=stop if 0 <= start <= size else start,
                 size=size,
@@ -153,8 +153,7 @@ def _step(array: Any) -> int:
     step = int(array._strides[-1] if array._strides else array.dtype.itemsize)
     if not is_contiguous(array.shape, array._strides, step):
         raise errors.ArgumentError(
-            f"items of array {array.name!r} do not follow one another at one distance: make the page set of the "
-            "array whose field it is"
+            f"items of array {array.name!r} are not at a constant distance: create the page set of the array of records"
         )
     return step
 
@@ -200,7 +199,7 @@ def _made(name: str, cached: bool, itemsize: int) -> Callable[..., Any]:
         first = (pages.origin + start * pages.step) >> pages.shift
         last = (pages.origin + (stop - 1) * pages.step + last_byte) >> pages.shift
         while first <= last:
-            # 64 pages at a time; a mark that is there costs no atomic
+            # 64 pages at a time; a mark that is already set costs no atomic
             bits = i64(-1) << (first & 63)
             if last >> 6 == first >> 6:
                 bits &= i64(-1) ^ ((i64(-2)) << (last & 63))

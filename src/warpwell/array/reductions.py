@@ -38,7 +38,7 @@ _Blocks = Iterator[tuple[tuple[slice, ...], NDArray[Any]]]
 
 
 def reduce(array: Any, name: str, axis: Any = None, *positional: Any, **options: Any) -> Any:
-    """Return what `numpy.ndarray` has as method `name`.
+    """Return the result of the method `name` of `numpy.ndarray`.
 
     Parameters
     ----------

@@ -66,14 +66,14 @@ class ArrayView(DeviceStruct):
     ) -> None:
         super().__init__(static, values)
         self._moved = moved
-        self._owner = owner  # of the memory: a launch that was left behind may still read it
+        self._owner = owner  # owner of the memory: an abandoned launch may still read it
 
     def _check(self) -> None:
         """Raise if the frames have moved or the array was closed since the view was created."""
         if self._moved is not None and self._moved():
             raise errors.ClosedError(
-                "this view was made before its array was closed, or another array was opened on, or closed from, its "
-                "cache: take a new one for each launch, a.view()"
+                "the view is outdated, because its array was closed, or another array was opened or closed on its "
+                "cache: call a.view() for each launch"
             )
 
     @property
@@ -152,7 +152,7 @@ def atomic_add(array: Any, index: Any, value: Any) -> Any:
     if isinstance(array, DeviceStruct):
         return array._call("atomic_add", index, value)
     if isinstance(array, np.ndarray) and not array.flags.writeable:
-        raise ValueError("atomic_add to an array that is read-only")
+        raise ValueError("atomic_add to a read-only array: open it with mode='r+'")
     return elements.add_to_ndarray(array, index, value)
 
 

@@ -81,7 +81,7 @@ class GatherConformance:
                     assert (self.far(out) == model[rows]).all()
                 bad = np.array([0, 1, self.ROWS, 2, -1])
                 for rows in (bad, self.near(bad)):
-                    with pytest.raises(errors.IndexRangeError, match=f"row {self.ROWS} at place 2"):
+                    with pytest.raises(errors.IndexRangeError, match=f"row {self.ROWS} at position 2"):
                         ww.gather(a, rows).result(60)
                 self.same(a, model, [0])
             assert not gpu._running
@@ -108,7 +108,7 @@ class GatherConformance:
             self.same(a, model, rows.reshape(5, -1))
             for got in ww.rows(a, [rows.astype("i4")]):
                 assert (self.far(got) == model[rows]).all()
-            with pytest.raises(errors.IndexRangeError, match="row -1 at place 0"):
+            with pytest.raises(errors.IndexRangeError, match="row -1 at position 0"):
                 ww.gather(a, [-1, 0]).result(60)
         model = model.copy()
         called.clear()

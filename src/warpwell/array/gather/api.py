@@ -51,7 +51,7 @@ class Copier(Protocol):
         """Copy the rows of a chunk."""
 
     def stop(self) -> None:
-        """Let `run` return soon; takes no lock."""
+        """Let `run` return soon; acquires no lock."""
 
 
 def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Future:
@@ -108,7 +108,7 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Futu
     shape = (*indices.shape, *array.shape[1:])
     if isinstance(out, Array):  # DLPack would share a copy of its rows
         raise errors.ArgumentError(
-            f"out is array {out.name!r} of Warpwell: gather into a NumPy array, and assign that to rows of it",
+            f"out is array {out.name!r} of Warpwell: gather into a NumPy array, and assign the result to its rows",
             name="out",
         )
     if out is None:
@@ -121,7 +121,7 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Futu
         part = array._part
         own_bytes = max(1, array.shape[0]) * max(1, array._strides[0])
         if not part.cached and _overlap(part.data + array._origin, own_bytes, address, nbytes):
-            raise errors.ArgumentError(f"out overlaps array {array.name!r}: give memory of its own", name="out")
+            raise errors.ArgumentError(f"out overlaps array {array.name!r}: pass other memory", name="out")
         if isinstance(indices, np.ndarray) and _overlap(int(indices.ctypes.data), indices.nbytes, address, nbytes):
             indices = indices.copy()
     if not gpu:
@@ -131,8 +131,8 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Futu
         if isinstance(tensor, Tensor):
             if tensor.ordinal != 0:
                 raise errors.ArgumentError(
-                    f"an argument is in the memory of GPU {tensor.ordinal}, and array "
-                    f"{array.name!r} on GPU 0: copy it there"
+                    f"an argument is in the memory of GPU {tensor.ordinal}, but array {array.name!r} on GPU 0: copy "
+                    "it to GPU 0"
                 )
             if tensor.stream is not None:
                 caller.after(stream_of(array.device, tensor.stream).point())
@@ -145,7 +145,7 @@ def by_stream(array: Array) -> bool:
 
 
 def new_result(array: Array, shape: tuple[int, ...]) -> tuple[Any, int]:
-    """Return a new array for rows where the array's device has them, and its address."""
+    """Return a new array for rows, in the memory of the array's device, and its address."""
     if array.device == "cuda":
         memory = empty("cuda", max(math.prod(shape) * array.dtype.itemsize, 1), np.uint8)
         found = DeviceArray(memory, shape, array.dtype)
@@ -163,33 +163,35 @@ def check(array: Any, rows: Any, out: Any, stream: Any) -> None:
     """Raise unless rows of an array can be gathered, with these arguments of `gather`."""
     if not isinstance(array, Array):
         raise errors.ArgumentError(
-            f"gather reads an array of this process, from ww.open(path, device=...), and not {type(array).__name__}: "
-            "write a[rows]",
+            f"gather reads an array of this process, from ww.open(path, device=...), not {type(array).__name__}: use "
+            "a[rows]",
             name="array",
         )
     if not array.shape:
-        raise errors.ArgumentError(f"array {array.name!r} has no dimensions, and so no rows: read a[()]", name="array")
+        raise errors.ArgumentError(
+            f"array {array.name!r} has no dimensions, so it has no rows: read a[()]", name="array"
+        )
     gpu = by_stream(array)
     if stream is not None and not gpu:
         raise errors.ArgumentError(
-            f'stream orders work of arrays on "cuda", and {array.name!r} is on "{array.device}": leave it out',
+            f'stream orders work of arrays on "cuda", but {array.name!r} is on "{array.device}": leave it out',
             name="stream",
         )
     for name, argument in (("rows", rows), ("out", out)):
         if argument is not None and not gpu and on_a_gpu(argument):
             raise errors.ArgumentError(
-                f'{name} is in GPU memory, and array {array.name!r} on "{array.device}": give one in host memory',
+                f'{name} is in GPU memory, but array {array.name!r} on "{array.device}": pass one in host memory',
                 name=name,
             )
     if gpu and out is not None and not isinstance(out, Array) and not on_a_gpu(out):
         raise errors.ArgumentError(
-            f'out is in host memory, and array {array.name!r} on "cuda": give an array in the memory of the GPU, or '
-            "copy what result() returns",
+            f'out is in host memory, but array {array.name!r} on "cuda": pass an array in the memory of the GPU, or '
+            "copy the result",
             name="out",
         )
     if array.shape[0] and not is_contiguous(array.shape[1:], array._strides[1:], array.dtype.itemsize):
         raise errors.ArgumentError(
-            f"items of a row of {array.name!r} do not follow one another: gather the array whose field it is",
+            f"items of a row of {array.name!r} are not contiguous: gather from the array of records",
             name="array",
         )
 
@@ -225,7 +227,7 @@ def begin(
         Called at the end with the number of bytes that were read ahead from storage.
     """
     array._require_readable()
-    with interruptible(lambda: None) as interrupts:  # an array cannot be closed while a gather is half started
+    with interruptible(lambda: None) as interrupts:  # an array with a half-started gather could not be closed
         future = None if stream is None else _begin_in_stream(array, indices, result, address, keep, stream)
         if future is None:
             copier = _copier(array, indices, address, stream, borrowed)
@@ -270,7 +272,7 @@ def _begin_task(
             stop=copier.stop,
             help=copier.inline,
         )
-    except BaseException:  # no thread starts
+    except BaseException:  # no thread can be started
         finished()
         raise
 
@@ -325,7 +327,7 @@ def _begin_in_stream(
 def _workers_of(array: Array) -> WorkerGroup | None:
     """Return the threads that gather from an array: one per core; two behind a cache, which alternate between batches.
 
-    On a GPU, one thread gives work to the stream.
+    On a GPU, one thread submits work to the stream.
     """
     if array.device == "interp":
         return None

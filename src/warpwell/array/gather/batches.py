@@ -68,7 +68,7 @@ class RowBatches(Iterator[Any]):
         self.close()
 
     def _start_batches(self) -> None:
-        """Start gathers until `ahead` follow the next one; an error is raised after the batches before it."""
+        """Start gathers until `ahead` batches follow the next one; raise an error only after the batches before it."""
         while not self._exhausted and len(self._pending) <= self._ahead:
             try:
                 self._pending.append(self._start(next(self._batches)))
@@ -128,6 +128,6 @@ def rows(array: Array, batches: Iterable[Any], ahead: int = 2) -> RowBatches:
     ahead = checked_integer(ahead, "ahead", minimum=0)
     if isinstance(batches, str | bytes) or not isinstance(batches, Iterable):
         raise errors.ArgumentError(
-            f"batches is {type(batches).__name__}: give a list or an iterator of lists of row numbers", name="batches"
+            f"batches is {type(batches).__name__}: pass a list or an iterator of lists of row numbers", name="batches"
         )
     return RowBatches(array, batches, ahead)

@@ -36,7 +36,8 @@ DIRECT, PAGE = 512, mmap.PAGESIZE
 SPARSE_FRACTION = 4
 """Pieces are sparse if they take less than one part in this many of the pages that they touch."""
 WARM_FRACTION = 4
-"""If fewer than one piece in this many is absent, these are read through the page cache: the next fetch finds them."""
+"""If fewer than one piece in this many is absent, absent pieces are read through the page cache: the next fetch finds
+them."""
 STALL_SECONDS = 60.0
 """Time without the end of a command after which a drive is given up."""
 
@@ -101,9 +102,9 @@ class Pieces:
 
 
 def fetch(requests: Sequence[Pieces], *, plan_only: bool = False, is_counted: bool = True) -> None:
-    """Bring pieces into memory, or with `plan_only` only count the bytes and commands of the reads.
+    """Load pieces into memory, or with `plan_only` only count the bytes and commands of the reads.
 
-    Without `is_counted`, they are not counted if the page cache has all pieces.
+    Without `is_counted`, bytes and commands are not counted if the page cache has all pieces.
 
     Raises
     ------
@@ -206,7 +207,7 @@ def _rows(
 
 def _absent(pieces: Pieces, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which pieces have a page that is not in the page cache."""
-    if not pieces.mapping.tells:
+    if not pieces.mapping.reports_residency:
         return np.ones(len(ends), np.bool_)
     edges = [*pieces.parts, len(ends)]
     found = [_absent_part(pieces, starts[first:end], ends[first:end]) for first, end in pairwise(edges)]
@@ -256,7 +257,7 @@ def _reads_directly(pieces: Pieces, unit: int) -> bool:
 
 
 def _descriptor(pieces: Pieces, is_direct: bool) -> int:
-    """Return a new descriptor of the file, so that no other code closes it, and advice is for it alone."""
+    """Return a new descriptor of the file, so that no other code closes it and advice affects only it."""
     flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if is_direct else 0)
     try:
         descriptor = os.open(f"/proc/self/fd/{pieces.fileno()}", flags)

@@ -68,7 +68,7 @@ def acquire_buffer(device: str, nbytes: int) -> IndexBuffer:
     """Return an index buffer of at least N bytes; call `release_buffer` when no work in a stream uses it."""
     size = max(MIN_BUFFER_BYTES, 1 << (nbytes - 1).bit_length())
     for future in list(_running):
-        future.done()  # which releases the buffer of a finished gather
+        future.done()  # this call releases the buffer of a finished gather
     with _lock:
         for buffer in _free_buffers:
             if buffer.device == device and buffer.nbytes == size:
@@ -119,7 +119,7 @@ def copy_in_stream(
     settle, work
         As for `StreamFuture`.
     keep : object
-        Is kept alive until the end of the copy.
+        An object to keep alive until the end of the copy.
     """
     n, nbytes, extent = indices.size, row_bytes(array), array.shape[0]
     buffer = acquire_buffer(array.device, n * indices.itemsize)

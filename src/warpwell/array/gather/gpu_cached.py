@@ -2,8 +2,8 @@
 
 1. A kernel copies the rows whose pages are in the cache and lists the missing ones.
 2. The missing rows of a read-only medium in host memory (tmpfs, too) are copied from there to pinned memory by service
-   threads, slot after slot. A copy engine takes each full slot to the device, where a kernel puts the rows into their
-   places. The cache stays as it is.
+   threads, slot after slot. A copy engine copies each full slot to the device, where a kernel copies the rows to the
+   result. The cache does not change.
 3. The pages of other missing rows are read into the cache in batches, and a kernel copies the rows
    (`warpwell.array.gather.page_batches`): changes of other kernels are seen.
 
@@ -51,8 +51,8 @@ SLOT_TIMEOUT_NS = 60 * 10**9
 POLL_SECONDS = 20e-6
 
 S_NEXT, S_SENT, S_ROWS, S_CHUNK_ROWS, S_SLOT_CHUNKS, S_SLOT_BYTES, S_FILLED = range(7)
-"""Words of slots: the next chunk; number of slots that the device has; number of rows; rows of a chunk; chunks of a
-slot; bytes of a slot; and from the last on, for each slot, the number of its rows that are copied."""
+"""Words of slots: the next chunk; number of slots that the device has received; number of rows; rows of a chunk; chunks
+of a slot; bytes of a slot; and from the last on, for each slot, the number of its rows that are copied."""
 
 
 class GpuCachedRows(CachedRows):
@@ -60,7 +60,7 @@ class GpuCachedRows(CachedRows):
 
     def __init__(self, array: Any, indices: Indices, out: int, point: Any) -> None:
         super().__init__(array, indices, out)
-        # one thread at a time uses it: the worker group of the array has one
+        # one thread at a time uses this object: the worker group of the array has one thread
         self._stream = owned(array._part, "stream", lambda: stream_on(array.device))
         self._point = point
         self._from_host_bytes = 0
@@ -116,7 +116,7 @@ class GpuCachedRows(CachedRows):
                 self.copy(host[listed], listed)
 
     def _copy_present(self, rows: int, width: int, n: int, out: int, missing: IndexBuffer) -> tuple[bool, int]:
-        """Copy the rows whose pages are in the cache; return whether an index is out of range, and how many miss."""
+        """Copy the rows whose pages are in the cache; return whether an index is out of range, and count misses."""
         array, stream, record = self._array, self._stream, missing.on_device.address
         copy = kernels.Copy.of(n, self._nbytes, array._origin, self._stride, out)
         space = array.cache.space(array._nsid).words
@@ -194,7 +194,8 @@ class GpuCachedRows(CachedRows):
 
 @native
 def fill_slots(slots: int, copier: int, pinned: int) -> int:
-    """Copy chunks of rows to slots until none is left (any number of threads); return 1 if no slot is free for long.
+    """Copy chunks of rows to slots until none is left (any number of threads); return 1 if it waited too long for a
+    slot.
 
     Chunk numbers are drawn from a counter, so that all earlier chunks have been drawn when a thread waits for the slot
     of its own: slots fill in order, and no thread waits for a chunk that no thread copies.
@@ -268,7 +269,7 @@ class _Slots:
         return bool(self._state[S_FILLED + slot] == self.rows_of(slot)[1])
 
     def free_copied(self, copies: deque[Callable[[], bool]]) -> None:
-        """Let threads fill the slots again that the device has: those whose function in `copies` returns True."""
+        """Let threads reuse the slots that the device has received: their functions in `copies` return True."""
         while copies and copies[0]():
             copies.popleft()
             self._state[S_SENT] += 1

@@ -4,8 +4,8 @@ A mapped file is memory whose pages may still be on storage, and a copy that mee
 each chunk of a gather first checks for a sample of its rows whether their pages are in memory. If all are, rows are
 copied in the order of the list. Otherwise they are sorted, and their pages are merged to runs over gaps that are
 cheaper to read than another command (`read_gap`). Each batch of runs is announced to the system before the rows of the
-batch before are copied. The system reads into its page cache, so that the next gather finds the pages there, and stores
-of kernels are seen, since they share these pages.
+previous batch are copied. The system reads into its page cache, so that the next gather finds the pages there, and
+stores of kernels are seen, since they share these pages.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ INLINE_BYTES, INLINE_ROWS = 4 << 20, 1 << 17
 """Maximum bytes and rows that `gather` copies before it returns, with the help of other threads, if all of them are in
 memory: this takes about as long as a thread takes to start and to finish."""
 INLINE_CHUNK_BYTES, INLINE_CHUNK_ROWS = 1 << 18, 1 << 13
-"""Bytes, or rows, of a chunk of such a copy: about 0.1 ms, as a thread takes to start."""
+"""Bytes, or rows, of a chunk of such a copy: about 0.1 ms, as long as a thread takes to start."""
 MAX_CHUNK_BYTES = 64 << 20
 """Maximum bytes of a chunk; each chunk checks again whether its pages are in memory."""
 READ_GAP_BYTES = 16 << 10
 """Longest gap that is read with the ranges around it. It costs less than a command if a drive with many commands in
 flight needs t seconds for a command and reads this much in t: 100,000 commands/s at 1.6 GB/s, 400,000 at 6.5 GB/s."""
 DIRECT_READ_GAP_BYTES = 1 << 10
-"""The same past the page cache, in units of 512 bytes: there a gap is lost, while the page cache keeps it for
-later. A query for 0.05 % of taxi trips reads 1.2 times the bytes that it needs; with 16 KiB, 2.6 times."""
+"""Longest gap in reads past the page cache, in units of 512 bytes: such a read drops the gap, while the page cache
+keeps it for later. A query for 0.05 % of taxi trips reads 1.2 times the bytes that it needs; with 16 KiB, 2.6 times."""
 SAMPLE = 64
 """Maximum rows of a chunk whose pages are looked up."""
 AHEAD = 8
@@ -234,7 +234,7 @@ def range_error(array: Any, rows: NDArray[Any], position: int) -> errors.IndexRa
     row, extent = int(rows[position]), array.shape[0]
     advice = "gather counts from 0 (a[rows] takes negative numbers)" if row < 0 else "compare the numbers with len(a)"
     return errors.IndexRangeError(
-        f"row {row} at place {position} of the list is out of range for array {array.name!r} of {extent} rows: "
+        f"row {row} at position {position} of the list is out of range for array {array.name!r} of {extent} rows: "
         f"{advice}",
         array=array.name,
         index=row,
@@ -269,7 +269,7 @@ class RowCopy:
     def __init__(self, array: Any, rows: NDArray[Any], source: int, out: int, mapped: Mapping | None = None) -> None:
         self._rows = rows
         self._mapped = mapped is not None
-        self._blind = mapped is not None and not mapped.tells
+        self._blind = mapped is not None and not mapped.reports_residency
         self._state = state = np.zeros(STATE_WORDS, np.int64)
         state[W_ROWS], state[W_WIDTH] = rows.ctypes.data, rows.itemsize
         state[W_EXTENT], state[W_NBYTES], state[W_STRIDE] = array.shape[0], row_bytes(array), array._strides[0]
@@ -296,7 +296,7 @@ class RowCopy:
         return copy_rows(self.address, first, end)
 
     def fetch(self, first: int, end: int, gap: int) -> int:
-        """Copy rows as `copy`, in ascending order, and read ahead, over gaps of at most `gap` bytes too."""
+        """Copy rows like `copy`, but in ascending order, and read ahead, also over gaps of at most `gap` bytes."""
         rows, state = self._rows[first:end], self._state.copy()
         order = np.argsort(rows, kind="stable")
         ascending, out_rows = rows[order], order + first
@@ -312,7 +312,7 @@ class RowCopy:
         copied = 0
         batches = [*batches_of(sizes, BATCH_BYTES, BATCH_READS), slice(0, 0)]
         copied = reached = 0
-        for batch in batches:  # announced before the rows of the batch before are copied
+        for batch in batches:  # a batch is announced before the rows of the previous batch are copied
             announce(_MADVISE, int(ranges[batch].ctypes.data), batch.stop - batch.start)
             copy_rows(state.ctypes.data, copied, reached)
             if self._stop[0]:

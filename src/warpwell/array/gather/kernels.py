@@ -1,8 +1,8 @@
 """Copy rows of memory, and rows behind a cache, to memory of a GPU.
 
 A row is a sequence of *units* of 16, 8, 4, 2 or 1 bytes: its address, its size and its address in the result are
-multiples of one. So a unit is in one page, and one load reads it. Each thread copies two units, of one row or of two,
-and neighboring lanes copy neighboring units.
+multiples of the unit. So a unit is in one page, and one load reads it. Each thread copies two units, of one row or of
+two, and neighboring lanes copy neighboring units.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Copy(NamedTuple):
 
     @classmethod
     def of(cls, n: int, nbytes: int, begin: int, stride: int, out: int) -> Copy:
-        """Return the copy of `n` rows of N bytes, by the widest loads of which all these numbers are multiples."""
+        """Return the copy of `n` rows of N bytes, with the widest unit that divides all these numbers."""
         unit = math.gcd(16, nbytes, begin, stride, out)
         return cls(n, nbytes // unit, unit, begin, stride, out)
 
@@ -96,10 +96,7 @@ class Copy(NamedTuple):
 
 @device
 def unit_of(t, second, units, n):
-    """Return which row of the list has the first or second unit of thread `t`, and which unit of it that is (thread).
-
-    Threads behind the end take the last unit, too.
-    """
+    """Return the row of the list that has the first or second unit of thread `t`, and the unit in this row (thread)."""
     i = min((t >> 5) * WARP_UNITS + (t & 31) + second * 32, n * units - 1)
     k = div(i, units)
     return k, i - k * units
@@ -192,7 +189,8 @@ def read_units(core, space, first, second, unit, no_reuse):
     address, second_address = table + 8 * (first >> shift), table + 8 * (second >> shift)
     word = load_word(address)
     second_word = load_word(second_address)
-    if (word | second_word) & READABLE == 0:  # all threads would load the same lines of frame 0, which takes turns
+    # otherwise all threads would load the same lines of frame 0, one after another
+    if (word | second_word) & READABLE == 0:
         return 0, 0, 0, 0, False, False
     source = frames + (frame_of(word) << shift) + (first & inside)
     second_source = frames + (frame_of(second_word) << shift) + (second & inside)
@@ -213,7 +211,7 @@ def list_missing(core, missing, n, k, row_items):
     mask = activemask()
     leader = ffs(mask) - 1
     if k == shfl(mask, k, leader) and lane_id() != leader:
-        return  # one lane for most rows: atomics of all lanes on one word would take turns
+        return  # one lane for most rows: atomics of all lanes on one word would be serialized
     word = missing + BITS + 8 * (k >> 5)
     bit = 1 << (k & (ROWS_PER_WORD - 1))
     if load_relaxed(word, DEVICE) & bit == 0 and fetch_or_as(word, bit, I8) & bit == 0:
@@ -252,7 +250,7 @@ def copy_cached(core, space, rows, width, extent, n, units, unit, origin, stride
     else:
         list_missing(core, missing, n, m, row_items)
     if t == 0 and row_items != 0:
-        count_read(core, n * row_items, n * units * unit, True)  # `list_missing` takes its rows away again
+        count_read(core, n * row_items, n * units * unit, True)  # `list_missing` subtracts the missing rows
 
 
 @kernel

@@ -1,7 +1,7 @@
 """Rows of arrays behind a cache: their pages are read in batches that fit the frames, and a kernel copies the rows.
 
 The host sorts the row indices, so that the pages of a batch are known, and reads the missing ones by long commands
-while the rows of the batch before are copied (`warpwell.cache.prefetch`). The kernel takes rows from the cache as any
+while the rows of the previous batch are copied (`warpwell.cache.prefetch`). The kernel takes rows from the cache as any
 kernel does, so it sees changes of other kernels that are not flushed, reads pages that are still missing by a miss, and
 reports errors: a batch is a hint, and nothing depends on it.
 """
@@ -109,7 +109,7 @@ def fill_gaps(pages: NDArray[np.int64], max_gap: int) -> NDArray[np.int64]:
 
 
 def missing_pages(array: Any, pages: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the pages that are not in the cache, a moment ago; on a GPU, all of them."""
+    """Return the pages that were not in the cache at the call; on a GPU, all pages."""
     cache = array.cache
     if cache.device == "cuda" or not len(pages):
         return pages
@@ -171,14 +171,16 @@ class CachedRows:
 
     def _copy(self, rows: NDArray[Any], out_rows: NDArray[np.int64] | None) -> None:
         array = self._array
-        array.cache.require_no_suspects(array._nsid)  # as for a launch, which this is not for the cache
+        array.cache.require_no_suspects(
+            array._nsid
+        )  # as before a launch, although the cache does not count this copy as one
         order = np.argsort(rows, kind="stable")
         ascending = rows[order].astype(np.int64)
         targets = order.astype(np.int64) if out_rows is None else out_rows[order]
         max_pages = array.cache.wave_pages(array._nsid)
         starts = array._origin + ascending * self._stride
         batches, ahead = itertools.tee(page_batches(starts, self._nbytes, array.cache.page_size, max_pages))
-        # A generator, so that missing pages are looked up when the batch before is about to be copied.
+        # A generator, so that missing pages are looked up when the previous batch is about to be copied.
         waves = ((batch.pages, self._pages_to_read(batch.pages, max_pages)) for batch in ahead)
         with contextlib.closing(array.cache.bulk.waves(array._nsid, waves, once=array.read_once)) as reads:
             for batch in batches:

@@ -1,9 +1,10 @@
 """`ChunkedTask`: work in chunks, for I/O threads and the caller; `WorkerGroup`: the threads of an array.
 
 A group carries out chunks of its tasks in order, at most `limit` at a time. So each array has a few threads, however
-many tasks are started, and an array whose storage does not answer delays no other. The threads are the I/O threads
-of the process (`warpwell.storage.io_threads`), which start on demand and exit when they are idle. A task that no
-caller keeps continues. At the end of the program, tasks are cancelled, because native code writes to their memory.
+many tasks are started, and an array whose storage does not answer does not delay other arrays. The threads are the I/O
+threads of the process (`warpwell.storage.io_threads`), which start on demand and exit when they are idle. A task
+continues even if no caller refers to it. At the end of the program, tasks are cancelled, because native code writes to
+their memory.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class WorkerGroup:
             self._serve(0)
 
     def remove(self, task: ChunkedTask) -> None:
-        """Drop a task without waiting chunks, which no thread may find."""
+        """Remove a task without waiting chunks from the queue."""
         with self.lock:
             if task in self._tasks and not task.waiting:
                 self._tasks.remove(task)
@@ -161,7 +162,7 @@ class ChunkedTask(Future):
         return self._chunks - self._next
 
     def take_chunk(self) -> int:
-        """Return a chunk to be carried out; the caller holds the lock of the group."""
+        """Return the next chunk to carry out; the caller holds the lock of the group."""
         self._next += 1
         return self._next - 1
 
@@ -201,7 +202,7 @@ class ChunkedTask(Future):
         if not last:
             return
         if self._cancelled and self.error is None:
-            self.error = errors.ClosedError(f"the {self._work} was cancelled: start another")
+            self.error = errors.ClosedError(f"the {self._work} was cancelled: start it again")
         try:
             self._finished()
         finally:
@@ -260,7 +261,7 @@ _making = threading.Lock()
 
 
 def owned(owner: Any, name: str, make: Callable[[], Any]) -> Any:
-    """Return the object of this name of an array or another owner, made once; it lives as long as the owner."""
+    """Return a named object of an array or another owner. It is created once, and lives as long as the owner."""
     with _making:
         objects = _owned.setdefault(owner, {})
         if name not in objects:

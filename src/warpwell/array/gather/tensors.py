@@ -82,15 +82,16 @@ class Tensor:
         ArgumentError, DTypeError
         """
         if self.shape != shape:
-            raise errors.ArgumentError(f"out has shape {self.shape}, and the rows have {shape}: give that", name="out")
+            raise errors.ArgumentError(
+                f"out has shape {self.shape}, but the rows have {shape}: pass that shape", name="out"
+            )
         if not self.contiguous:
             raise errors.ArgumentError(
-                "the items of out do not follow one another in C order: give an array that is "
-                "contiguous, and copy from it",
+                "the items of out are not contiguous in C order: pass a contiguous array, and copy from it",
                 name="out",
             )
         if not self.writable:
-            raise errors.ArgumentError("out is read-only: give an array that may be written", name="out")
+            raise errors.ArgumentError("out is read-only: pass a writable array", name="out")
         special = code_of(dtype) == BFLOAT16
         if isinstance(self.items, np.dtype):
             same = self.items == on_host(dtype) or (special and code_of(self.items) in (BFLOAT16, np.dtype("u2").str))
@@ -99,7 +100,7 @@ class Tensor:
             same = self.items == (code, 8 * dtype.itemsize) and dtype.isnative
         if not same:
             kind = BFLOAT16 if special else dtype
-            raise errors.DTypeError(f"out has {self.shown}, and array {name!r} {kind}: give an out of {kind}")
+            raise errors.DTypeError(f"out has {self.shown}, but array {name!r} {kind}: pass an out of {kind}")
 
 
 Indices = NDArray[Any] | Tensor
@@ -114,7 +115,7 @@ def tensor_of(array: Any, name: str, handle: int | None = None) -> Tensor:
     Raises
     ------
     ArgumentError
-        It is not an array, or on a device that Warpwell does not know.
+        The value is not an array, or is on a device that Warpwell does not know.
     """
     if isinstance(array, np.ndarray):
         flags = array.flags
@@ -126,7 +127,7 @@ def tensor_of(array: Any, name: str, handle: int | None = None) -> Tensor:
         return _of_interface(array)
     if not hasattr(array, "__dlpack__"):
         raise errors.ArgumentError(
-            f"{name} is {type(array).__name__}: give a NumPy array, or an array of a library that has DLPack", name=name
+            f"{name} is {type(array).__name__}: pass a NumPy array, or an array of a library that has DLPack", name=name
         )
     try:
         where = int(array.__dlpack_device__()[0])
@@ -138,7 +139,7 @@ def tensor_of(array: Any, name: str, handle: int | None = None) -> Tensor:
         raise errors.ArgumentError(message, name=name) from error
     if capsule is None:
         raise errors.ArgumentError(
-            f"{name} is on a device of DLPack's type {where}: give an array in host memory, or on an NVIDIA GPU",
+            f"{name} is on a device of DLPack's type {where}: pass an array in host memory, or on an NVIDIA GPU",
             name=name,
         )
     tensor = managed(capsule).tensor
@@ -192,12 +193,12 @@ def indices_on_gpu(rows: Any, handle: int) -> Tensor:
     """
     tensor = tensor_of(rows, "rows", handle)
     if not tensor.shape:
-        raise errors.ArgumentError("rows is one number: give a list of them", name="rows")
+        raise errors.ArgumentError("rows is one number: pass a list of them", name="rows")
     if tensor.items not in (np.dtype(np.int32), np.dtype(np.int64), (0, 32), (0, 64)):
-        raise errors.DTypeError(f"rows are {tensor.shown}: give int32 or int64 row numbers")
+        raise errors.DTypeError(f"rows are {tensor.shown}: pass int32 or int64 row numbers")
     if not tensor.contiguous:
         raise errors.ArgumentError(
-            "the items of rows do not follow one another in C order: give an array that is contiguous", name="rows"
+            "the items of rows are not contiguous in C order: pass a contiguous array", name="rows"
         )
     return tensor
 
@@ -213,15 +214,15 @@ def row_indices(rows: Any, copy: bool = True) -> NDArray[Any]:
         plain = hasattr(rows, "__array__") or not hasattr(rows, "__dlpack__")
         found = np.asarray(rows) if plain else np.from_dlpack(rows)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
-        raise errors.ArgumentError(f"rows cannot be read as an array ({error}): give int64 row numbers") from error
+        raise errors.ArgumentError(f"rows cannot be read as an array ({error}): pass int64 row numbers") from error
     if found.ndim == 0:
         raise errors.ArgumentError(
-            f"rows is one number, {rows!r:.40}: give a list of them, or read a[{rows!r:.20}]", name="rows"
+            f"rows is one number, {rows!r:.40}: pass a list of them, or read a[{rows!r:.20}]", name="rows"
         )
     if found.dtype == np.bool_:
-        raise errors.DTypeError("rows is a mask: give row numbers, np.flatnonzero(mask)")
+        raise errors.DTypeError("rows is a mask: pass row numbers, np.flatnonzero(mask)")
     if found.size == 0 and found.dtype.kind == "f":  # np.asarray([])
         found = found.astype(np.int64)
     if found.dtype not in (np.dtype(np.int32), np.dtype(np.int64)):
-        raise errors.DTypeError(f"rows are {found.dtype}: give int32 or int64 row numbers, rows.astype('i8')")
+        raise errors.DTypeError(f"rows are {found.dtype}: pass int32 or int64 row numbers, rows.astype('i8')")
     return np.array(found, order="C") if copy else np.ascontiguousarray(found)

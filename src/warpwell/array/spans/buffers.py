@@ -1,10 +1,10 @@
 """Spans by buffers, for `cpu`, and of arrays in memory, for all targets.
 
-A thread copies a part of a page, looks again, and computes from its copy; arrays in memory it reads where they lie.
+A thread copies a part of a page, validates the copy, and computes from it. Arrays in memory are read in place.
 
-No compiler merges or vectorizes atomic loads. A copy by a function that the compiler does not know may be as wide as
-the processor likes, and the loop over the thread's own memory, or over arrays in memory, is a plain one. The copy is
-validated as in `words` (`warpwell.cache.hit.copy_part`).
+No compiler merges or vectorizes atomic loads. A copy by an external function may use the widest loads of the processor,
+and the loop over the thread's own memory, or over arrays in memory, is an ordinary loop. The copy is validated as in
+`words` (`warpwell.cache.hit.copy_part`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Window(NamedTuple):
     nbytes: int
     """Bytes of the buffer, 0 for an array in memory."""
     room: Maker
-    """``(array, i, n)``: at least 1: how many of n items from item i on can be accessed together."""
+    """``(array, i, n)``: number of the n items from item i on that can be accessed together, at least 1."""
     open: Maker
     """``(array, i, n, last, buffer)``: make these items readable by `get`; return whether no error is latched."""
     get: Maker
@@ -39,7 +39,7 @@ class Window(NamedTuple):
     put: Maker | None = None
     """``(array, buffer, i, k, value)``: store item i + k."""
     close: Maker | None = None
-    """``(array, i, n, buffer)``: write what was put; return whether no error is latched."""
+    """``(array, i, n, buffer)``: write the items that were put; return whether no error is latched."""
 
 
 @device
@@ -68,7 +68,7 @@ INDICES = Window(0, _all, _open_nothing, _own_index)
 
 @functools.cache
 def memory_window(get: Maker, put: Maker) -> Window:
-    """Return how to walk an array whose items are accessed by `get` and `put`, of a flat index."""
+    """Return the window of an array in memory; `get` and `put` access an item by its flat index."""
 
     @device
     def get_item(array, buffer, i, k):
@@ -92,13 +92,12 @@ def _put_to_array(array, i, value):
 
 
 ARRAY = memory_window(_get_of_array, _put_to_array)
-"""How to walk a C-contiguous NumPy or device array."""
+"""The window of a C-contiguous NumPy or device array."""
 
 
 def _accessors(code: str, address_of: Maker) -> tuple[Maker, Maker]:
-    """Return `get` and `put` of items that follow one another from ``address_of(array, buffer, i)`` on.
-
-    They subscript an array, since compilers vectorize no loop over addresses that are integers.
+    """Return `get` and `put` of contiguous items from ``address_of(array, buffer, i)`` on. Both subscript an array,
+    because compilers do not vectorize loops over addresses that are integers.
     """
     item = item_of(code)
     decode, encode, stored = item.decode, item.encode, item.stored
@@ -127,7 +126,7 @@ def _accessors(code: str, address_of: Maker) -> tuple[Maker, Maker]:
 
 @functools.cache
 def direct_window(code: str) -> Window:
-    """Return how to walk an array on storage whose data is in memory, its items one after another (`cpu`)."""
+    """Return the window of an array on storage whose data is in memory, with contiguous items (`cpu`)."""
     size = item_of(code).stored.itemsize
 
     @device
@@ -139,7 +138,7 @@ def direct_window(code: str) -> Window:
 
 @functools.cache
 def copied_window(array: Stored, stores: bool) -> Window:
-    """Return how to walk an array behind a cache."""
+    """Return the window of an array behind a cache."""
     size, shift, full = array.size, array.shift, array.full
     reads_in_place = array.direct_mapped and not stores
 
@@ -159,7 +158,7 @@ def copied_window(array: Stored, stores: bool) -> Window:
                 return True
         at = view.origin + i * size
         page = at >> shift
-        # whole words: the items begin at the same place in the first word of the buffer
+        # copy whole words: the items begin at the same byte of the first word of the buffer
         first = (at - (page << shift)) & -8
         nbytes = (n * size + (at & 7) + 7) & -8
         address, last_page = view.table + 8 * page, (view.origin + last * size) >> shift
@@ -193,7 +192,7 @@ def copied_window(array: Stored, stores: bool) -> Window:
 
 @functools.cache
 def windows(members: tuple[Window, ...], single: bool) -> Window:
-    """Return how to read several arrays together, or, with `single`, one that is not in a tuple."""
+    """Return the window of several arrays that are read together, or, with `single`, of one array without a tuple."""
     last = len(members) - 1
     own = _member_window(members[last], last, single, sum(window.nbytes for window in members[:last]))
     if last == 0:
@@ -218,7 +217,7 @@ def windows(members: tuple[Window, ...], single: bool) -> Window:
 
 
 def _member_window(window: Window, position: int, single: bool, offset: int) -> Window:
-    """Return how to read the array at a position of the source; its buffer begins at an offset."""
+    """Return the window of the array at a position of the source; its buffer begins at an offset."""
     nbytes, room_one, open_one, get_one = window[:4]
 
     @device
@@ -244,7 +243,7 @@ def _member_window(window: Window, position: int, single: bool, offset: int) -> 
 
 @functools.cache
 def indexed(source: Window) -> Window:
-    """Return a source that has the index of each item behind it."""
+    """Return a source of pairs of an item and its index."""
     get_items = source.get
 
     @device

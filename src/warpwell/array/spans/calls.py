@@ -134,8 +134,8 @@ def _alone():
 
 @device
 def _in_warp():
-    # a vote of all lanes, not activemask: bar.warp.sync joins lanes that came apart for itself alone, and each part
-    # would count itself
+    # a vote of all lanes, not activemask: bar.warp.sync does not reconverge diverged lanes, so each part would count
+    # only itself
     mask = ballot(words.ALL_LANES, True)
     return popc(mask & ((1 << lane_id()) - 1)), popc(mask)
 
@@ -269,7 +269,7 @@ def _mapping(scope: int, target: str, into: Any, source: Any) -> Maker:
 
 
 def _read_only(kind: Any) -> bool:
-    """Return whether an array takes no stores: its subscript latches the error."""
+    """Return whether an array is read-only: its subscript latches the error of a store."""
     return isinstance(kind, StructKind) and not kind.static.writable
 
 
@@ -278,7 +278,7 @@ def _packed(kind: Any) -> bool:
 
 
 def _stored(kind: Any) -> words.Stored | None:
-    """Return what the walks of an array are compiled for, if it is behind a cache and its items follow each other."""
+    """Return the compile-time parameters of walks of an array, if it is behind a cache and contiguous."""
     if not _packed(kind) or not kind.static.cached:
         return None
     static = kind.static
@@ -311,7 +311,7 @@ def _windows(target: str, kind: Any) -> buffers.Window:
 
 @functools.cache
 def _clip(kinds: tuple[Any, ...], single: bool) -> Maker:
-    """Return ``(source, lo, hi)`` to the part of the run that is in range; arrays on storage latch the rest."""
+    """Return ``(source, lo, hi)`` to the part of the run that is in range; arrays on storage latch other indices."""
     ranged = [position for position, kind in enumerate(kinds) if isinstance(kind, StructKind)]
     if not ranged:
         return _all
@@ -395,7 +395,7 @@ def _walkable(kind: Any) -> bool:
 
 
 def _interpreted(choose: Maker, scope: int, *values: Any) -> Any:
-    """Call what is chosen for values instead of types: how the interpreter runs the functions above."""
+    """Call the variant for the types of values: the interpreter runs the functions above in this way."""
     current()
     function = choose(scope, "interp", *(_kind_of(value) for value in values))
     if function is None:

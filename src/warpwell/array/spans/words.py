@@ -16,18 +16,18 @@ are converged with it. No thread waits under such a pin, so runs that are longer
 
 Four rows are stored without a call if their pages are in the cache:
 
-1. The pinning lane loads the page's word while the source is loaded: a thread alone for itself; of a warp, lane r for
-   row r, or the first lane if four rows are in one page.
+1. The pinning lane loads the page's word while the source is loaded. In a warp, lane r pins for row r, or the first
+   lane if four rows are in one page; a single thread pins for itself.
 2. The items are computed. Nothing waits from here on: a program's function might.
 3. A pin and DIRTY are added to exactly that word, if it is VALID. This acquires the page. While it is pinned, it is
    not evicted and not written back, so DIRTY may be set before the stores.
-4. A barrier of the warp orders all lanes behind the pins, and shuffles pass the frames to them.
+4. A barrier of the warp orders all lanes after the pins, and shuffles pass the frames to them.
 5. Each lane executes a fence: a reader that takes a new item for one of the frame's old page then sees that page's new
    word. Then it stores, relaxed, four groups in flight.
-6. A barrier, and a fence of the pinning lane, order all lanes' stores before a relaxed addition that takes the pin
-   away. A thread that writes the page back reads its word from this addition, or from a read-modify-write behind it,
-   and acquires it.
-7. If a page is not there, the pins of the others are taken away, and the path that may wait stores the rows.
+6. A barrier, and a fence of the pinning lane, order all lanes' stores before a relaxed addition that removes the pin. A
+   thread that writes the page back reads its word from this addition, or from a later read-modify-write, and acquires
+   it.
+7. If a page is missing, the pins of the other pages are removed, and the path that may wait stores the rows.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def page_access(array: Stored, group: int, shared: bool) -> PageAccess:
 
 @functools.cache
 def _loading(nbytes: int) -> tuple[Maker, Maker]:
-    """Return ``(address, step)`` to one group, two words or its bytes in the first, and to four.
+    """Return two functions of ``(address, step)``: for one group, as two words or as bytes in the first; and for four.
 
     The four are `step` bytes apart, and all of them in flight.
     """
@@ -216,7 +216,7 @@ def _reading(array: Stored, group: int, load: Maker) -> Maker:
         groups = load(view.frames + (frame_of(word) << shift) + at - (page << shift), step * size)
         fence(DEVICE)
         is_valid = validate_read(address, word)
-        # of lanes that share a row, one is enough
+        # if lanes share a row, one lane is enough
         if is_valid and (step == group or i & (32 * group - 1) == 0):
             mark_referenced(address, word, view.once)
         return is_valid, groups
@@ -229,10 +229,10 @@ def _reading_rows(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
 
     A load that acquires ends before the next one begins, so four of them take four times as long as one. Therefore:
 
-    - Lane r acquires the word of row r, and validates it. A barrier of the warp orders all lanes' groups behind the
-      acquire, and the validation behind all lanes' fences: if a lane loaded a group of a frame that was filled again,
+    - Lane r acquires the word of row r, and validates it. A barrier of the warp orders all lanes' groups after the
+      acquire, and the validation after all lanes' fences: if a lane loaded a group of a frame that was filled again,
       its fence synchronizes with that thread's, and the barrier passes this on to the lane that validates.
-    - The other lanes do what these four do, so that no branch tells them apart.
+    - The other lanes execute the same instructions as these four, so that the warp does not diverge.
     """
     size, shift, direct_mapped, row = array.size, array.shift, array.direct_mapped, 32 * nbytes
     load, load_four = _loading(nbytes)
@@ -295,7 +295,8 @@ def _aligned_start(size: int, group: int, row: int) -> Maker:
 def _storing_now(array: Stored, nbytes: int, shared: bool) -> tuple[Maker, Maker]:
     """Return `peek_word` and `store_now`.
 
-    Inlined: across a call each lane would save up to 50 registers in memory, and the fences would wait for that.
+    The functions are inlined: at a call each lane would save up to 50 registers in memory, and the fences would wait
+    for these stores.
     """
     if nbytes < 8:
         return _NO_PAGE.peek_word, _NO_PAGE.store_now
@@ -485,7 +486,7 @@ def _walking(
     use_four: Maker,
     use_one: Maker,
 ) -> Maker:
-    """Return ``(f, total, target, source, lo, hi, args)`` to the last total: the caller's share of a walk.
+    """Return ``(f, total, target, source, lo, hi, args)``, which walks the caller's share and returns the last total.
 
     Parameters
     ----------
@@ -608,7 +609,8 @@ def folding(source: Stored, rank_of: Maker, shared: bool, fold_one: Maker = fold
 
 @functools.cache
 def storing_elsewhere(source: Stored, put: Maker, rank_of: Maker, shared: bool) -> Maker:
-    """Return ``(f, target, source, lo, hi, *args)``, which stores f of each item of a source behind a cache elsewhere.
+    """Return ``(f, target, source, lo, hi, *args)``, which stores f of each item of a cached source by a function
+    `put`.
 
     `put` is a device function ``(target, i, value)``; the other parameters are those of `folding`.
     """
