@@ -62,7 +62,7 @@ def test_a_kernel_cannot_give_back_the_pins_under_which_others_store(tmp_path: P
         tmp_path / "a.npy", pages * ITEMS, np.int64, cache=PAGE * 3, page_size=PAGE, timeout=HANG_SECONDS, device=device
     ) as a:
         with pytest.raises(
-            errors.KernelError, match=r"gave back page \d+ of array .*, which no kernel holds"
+            errors.KernelError, match=r"unpinned page \d+ of array .*, which no kernel has pinned"
         ) as caught:
             add_and_unpin[threads](a, rounds, 1)
         assert caught.value.array == a.name

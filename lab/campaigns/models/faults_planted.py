@@ -197,7 +197,7 @@ _POSTED = """    store_release(entry + 8, completion_word1("""
 _STORE = """            if frame >= 0:
                 load_acquire(word, DEVICE)
                 if operation != LOAD:
-                    # a reader that takes the new item for one of the frame's old page then sees that page's new word
+                    # a reader that mistakes the new item for one of the frame's old page then sees that page's new word
                     fence(DEVICE)
                 out = apply(frame_address(core, frame) + offset, bits, size, operation)
 """

@@ -3,11 +3,11 @@
 Files, in the order of an access (all are device code, except cache.py and the files after it):
 
 - access.py       read, write or add to an item of a page, if ``a[i]`` is not a hit
-- hit.py          what kernels do inline: read an item of a page that is there, pin it, validate what they have read
+- hit.py          code that is inlined in kernels: read an item of a cached page, validate the read, pin the page
 - word.py         the page word: state, pins, generation and frame in 64 bits
 - lookup.py       addresses of a page's word, queue, owner and array; counters
 - paging.py       a miss: pin a page, read it from storage, prefetch it; evict a page on request
-- frames.py       evict a page for room: the clock picks the frame to reuse, a dirty page is written back first
+- frames.py       evict a page to free a frame: the clock picks the frame, a dirty page is written back first
 - stash.py        the free list of frames that were returned unused
 - transfer.py     start, wait for and settle commands; copy pages; publish or abandon a page
 - pins.py         long pins of kernels and of the host

@@ -59,7 +59,7 @@ F8 = np.dtype(np.float64)
 def access(space, page, item, bits):
     """Apply an operation to an item of a page; return the item's old bits.
 
-    It has few parameters, because each takes a register in every caller's hot loop.
+    The function has few parameters, because each takes a register in every caller's hot loop.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def access(space, page, item, bits):
             return out
         leader = ffs(todo) - 1
         current = shfl(mask, page, leader)
-        # lanes of a group may hold different arrays, even of different caches: space and core are the leader's
+        # lanes of a group may use different arrays, even of different caches: space and core are the leader's
         home = shfl(mask, space, leader)
         core = field(home, at.S_CORE)
         requested = -1
@@ -110,7 +110,7 @@ def access(space, page, item, bits):
             if frame >= 0:
                 load_acquire(word, DEVICE)
                 if operation != LOAD:
-                    # a reader that takes the new item for one of the frame's old page then sees that page's new word
+                    # a reader that mistakes the new item for one of the frame's old page then sees that page's new word
                     fence(DEVICE)
                 out = apply(frame_address(core, frame) + offset, bits, size, operation)
         changed = ballot(mask, is_own and operation != LOAD)
@@ -166,7 +166,7 @@ def apply(address, bits, size, operation):
 
 @linked
 def pin_long(space, page):
-    """Try to take a long pin (all converged lanes, each on its own page); return 1 if this lane's page is held."""
+    """Try to take a long pin (all converged lanes, each on its own page); return 1 if this lane's page is pinned."""
     page += field(space, at.S_BASE)
     found = pin_present_long(field(space, at.S_CORE), space, page, at.KERNEL_PIN)
     if found != NOT_HELD:
@@ -288,7 +288,7 @@ def store_groups(space, table, frames, begin, step, rows, shape, bounds, a, b, c
                 rows = -1
             else:
                 load_acquire(word, DEVICE)
-                # a reader that takes a new item for one of the frame's old page then sees that page's new word
+                # a reader that mistakes a new item for one of the frame's old page then sees that page's new word
                 fence(DEVICE)
             while rows > 0 and begin >> shift == current:
                 rows -= 1
@@ -339,7 +339,7 @@ def copy_run(space, page, inside, nbytes, last, buffer, stores):
         copy_foreign(buffer, address, nbytes)
         unpin(word, 0)
         return 1
-    # a reader that takes a new item for one of the frame's old page then sees that page's new word
+    # a reader that mistakes a new item for one of the frame's old page then sees that page's new word
     fence(DEVICE)
     # whole words are copied, and the bytes before and after them stored one by one
     head = min(nbytes, -address & 7)

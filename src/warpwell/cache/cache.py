@@ -43,15 +43,15 @@ class OpeningProcess:
 
     @property
     def forked(self) -> bool:
-        """Whether this process was forked from it."""
+        """Whether this process was forked from that process."""
         return self.pid != os.getpid()
 
     def require(self, name: str) -> None:
-        """Raise `ForkError` in a process that was forked from it."""
+        """Raise `ForkError` in a process that was forked from that process."""
         if self.forked:
             raise errors.ForkError(
-                f"{name} was opened in process {self.pid} and this is {os.getpid()}, forked from it: open it again "
-                "here, by its path"
+                f"{name} was opened in process {self.pid} but this process ({os.getpid()}) was forked from it: open "
+                "it again here, by its path"
             )
 
 
@@ -111,7 +111,7 @@ class Cache:
         if self.cache_bytes < self.page_size:
             raise errors.ArgumentError(
                 f"a cache of {self.cache_bytes} bytes is smaller than one page of {self.page_size}: "
-                "enlarge cache or take a smaller page_size"
+                "enlarge cache or choose a smaller page_size"
             )
         if stats not in ("basic", "full"):
             raise errors.ArgumentError(f'stats is "basic" or "full", not {stats!r}')
@@ -154,7 +154,7 @@ class Cache:
         self._in_flight = 0
         self._pending: list[tuple[set[int], Exception]] = []
         self._streamed = False
-        """A launch may continue in a stream."""
+        """Whether a launch may continue in a stream."""
         self.lock = threading.RLock()
         self._pools: list[FramePool] = []
         self.frames = 0
@@ -189,7 +189,9 @@ class Cache:
                 raise errors.ArgumentError(f"the shares of this cache's arrays would add up to {total:.3f}")
             self._require_idle("open another array on it")
             if any(self._count_pinned(k) for k in self._spaces):
-                raise errors.SharingError("arrays of this cache have pinned pages: unpin them, then open another on it")
+                raise errors.SharingError(
+                    "arrays of this cache have pinned pages: unpin them, then open another array on it"
+                )
             self.flush(keep_errors=True)
             if not self._drain():
                 raise self._stall_error("opening another array on this cache")
@@ -263,7 +265,7 @@ class Cache:
         """Allocate table, owners and frames for the current arrays, all empty."""
         self.layout_epoch += 1
         parts = Partition(list(self._spaces.values()), budget=self.cache_bytes, page_size=self.page_size)
-        self._core = None  # freed before the new block is taken: a cache may fill the device
+        self._core = None  # free the old block before the new one is allocated: a cache may fill the device
         block = self.memory.allocate(parts.nbytes)
         records = parts.records(block.address)
         records[at.C_QUEUES] = self.pairs.records
@@ -303,7 +305,7 @@ class Cache:
         """Find out whether all pages of direct-mapped pools are in the cache; nothing is in flight (lock held)."""
         for pool in self._pools:
             if pool.is_residency_check_due(MAX_LAUNCHES_UNCHECKED if self.device == "cuda" else 1):
-                with contextlib.suppress(Exception):  # a device that failed: its launch raises the error
+                with contextlib.suppress(Exception):  # if the device failed, the launch raises the error
                     pool.fully_resident = int(self._read(pool.address + 8 * at.F_PRESENT)[0]) == pool.pages
 
     def _read(self, address: int, words: int = 1) -> NDArray[np.int64]:
@@ -341,7 +343,7 @@ class Cache:
     ) -> CacheLaunch:
         """Begin a launch on an array; raise the error of an earlier launch on it in a stream, unless `keep_errors`.
 
-        The cache's own kernels have `stores` False: they leave the items of pages as they are.
+        The cache's own kernels have `stores` False: they do not change items.
         """
         with self.lock:
             self.require_open()
@@ -360,7 +362,7 @@ class Cache:
             return launch
 
     def raise_pending_error(self, nsid: int | None) -> None:
-        """Raise the error of an earlier launch in a stream: of an array, or of any."""
+        """Raise the error of an earlier launch in a stream: of an array, or of any array."""
         if not (self._streamed or self._pending or self._views):
             return
         with self.lock:
@@ -414,7 +416,7 @@ class Cache:
         return error_of(latched, self._spaces, page_size=self.page_size, timeout=self.timeout)
 
     def reap(self, seconds: float = 0.0) -> None:
-        """End the launches in streams that are done, so that the server rests; keep their errors.
+        """End the launches in streams that are done, so that the server can park; keep their errors.
 
         Wait for them up to `seconds`.
         """
@@ -464,7 +466,7 @@ class Cache:
             if not (is_clean or keep_errors):
                 self.raise_pending_error(nsid)
             writable = [s for s in self._spaces.values() if s.writable and (nsid is None or s.nsid == nsid)]
-            if writable:  # a read-only array has nothing to lose, and closes without an error
+            if writable:  # a read-only array has no changes to lose, and closes without an error
                 self._require_controller(nsid)
             for space in writable:
                 if not is_clean:
@@ -485,7 +487,7 @@ class Cache:
 
     @traced("evict")
     def evict(self, nsid: int, pages: Range | NDArray[np.int64]) -> None:
-        """Write back and evict pages of an array, a range or numbers; raise KernelError if pages are pinned.
+        """Write back and evict pages of an array, as a range or as numbers; raise KernelError if pages are pinned.
 
         Stop prefetches first: a page that is being read is in use, and evicted pages could be loaded again.
         """
@@ -552,7 +554,7 @@ class Cache:
 
     @contextlib.contextmanager
     def keep_io_threads_running(self) -> Iterator[None]:
-        """Keep the I/O threads running for the block: its launches and prefetches need not wake them each."""
+        """Keep the I/O threads running for the block: its launches and prefetches then need not wake them."""
         with self.lock:
             self.require_open()
             self.controller.begin()
@@ -575,12 +577,12 @@ class Cache:
             left = self.run(kernel, threads, nsid, *arguments, counts=True)
             if left == 0:
                 return
-            if fewest < 0 or left < fewest:  # also after the first run, which may compile
+            if fewest < 0 or left < fewest:  # restart it also after the first run, in which the kernel may be compiled
                 fewest, attempts, deadline = left, 0, clock.monotonic() + self.timeout
             if not self.pairs.in_use():
                 attempts += 1
                 continue
-            # prefetched pages, and pages of abandoned commands, may be among them
+            # the remaining pages may include prefetched pages and pages of abandoned commands
             if clock.monotonic() > deadline:
                 raise self._stall_error(work)
             self._process_completions()
@@ -628,7 +630,7 @@ class Cache:
     def _drain(self, nsid: int | None = None, until: float | None = None) -> bool:
         """Wait until no command is in flight, or none of an array; return False if the medium does not answer in time.
 
-        In time is before `until`, or within the timeout. Commands refer to frames and to a medium, so call this before
+        The limit is `until`, or the timeout. Commands refer to frames and to a medium, so call this before
         the frames move or the medium is detached.
         """
         pages = None
@@ -640,7 +642,7 @@ class Cache:
             if self._loss() or (deadline is not None and clock.monotonic() > deadline):
                 return False
             self._process_completions()
-            deadline = deadline or clock.monotonic() + self.timeout  # after the first, which may compile
+            deadline = deadline or clock.monotonic() + self.timeout  # after the first kernel, which may be compiled
             clock.sleep(1e-3)
         return True
 
@@ -677,9 +679,9 @@ class Cache:
             if suspects := self._unflushed.suspects(nsid):
                 raise errors.DriveLostError(
                     f"the drive of array {self._spaces[nsid].name!r} was lost: its pages {text_of(suspects)} of "
-                    f"{self.page_size} bytes were written after the last flush(), had left the cache, and may be lost. "
-                    "All others are intact. recover(accept_loss=True) returns the rows of these pages and enables the "
-                    "array again: write these rows again"
+                    f"{self.page_size} bytes were written after the last flush(), had left the cache, and may be "
+                    "lost. All other pages are intact. recover(accept_loss=True) returns the rows of these pages and "
+                    "enables the array again: write these rows again"
                 )
 
     def recover(self, nsid: int, *, accept_loss: bool = False) -> list[Range]:
@@ -844,7 +846,7 @@ def choose_page_size(page_size: int | str | None, device: str, cache_bytes: int 
     if page_size is not None:
         nbytes = checked_nbytes(page_size, "page_size", minimum=at.BLOCK, maximum=1 << 20)
         if nbytes & (nbytes - 1):
-            raise errors.ArgumentError(f"page_size must be a power of two, got {page_size!r}: give 4096, for example")
+            raise errors.ArgumentError(f"page_size must be a power of two, got {page_size!r}: choose 4096, for example")
         return nbytes
     return 16384 if device == "cpu" and checked_nbytes(cache_bytes, "cache") >= 1024 * 16384 else 4096
 

@@ -105,7 +105,8 @@ def evict_at_hand(core, pool, clean_only):
 def try_alloc_frame(core, space, page, steps, limit):
     """Win a frame for a page without a write-back; or return NO_FRAME (thread).
 
-    It is the page's own, or comes from the free list or by a number of clock steps, up to hand position `limit`.
+    The frame is the page's own, or comes from the free list or from a number of clock steps, up to hand position
+    `limit`.
     """
     frame = fixed_frame(space, page)
     if frame >= 0:
@@ -166,7 +167,7 @@ def write_back(core, launched, page, frame, mask, lane, leader):
     """Write a page in WRITEBACK to storage and wait for it (all lanes of `mask`).
 
     Return True if the page was written; its word is still in WRITEBACK, and the caller settles it. Return False if the
-    page is VALID and DIRTY as before (or stays in WRITEBACK with an orphan until that settles it): an error was latched
+    page is VALID and DIRTY as before (or stays in WRITEBACK until the completion of an orphan): an error was latched
     for the launch of the space `launched`, or no command id was free.
     """
     space = space_of(core, page)

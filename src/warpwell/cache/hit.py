@@ -2,7 +2,7 @@
 
 A reader acquires the page's word (`load_word`), loads the bytes from the frame that it names, and validates the read
 (`validate_read`): it loads the word again, relaxed, and compares frame and generation. The same frame and generation
-mean that the bytes are this page's. All other cases go to `cache.access`, and nothing of the read is used.
+mean that the bytes are this page's. All other cases go to `cache.access`, and the loaded bytes are not used.
 
 The loads of the bytes are ordered before the second load of the word in one of two ways:
 
@@ -44,7 +44,7 @@ from . import layout as at
 from .access import ADD_F4, ADD_F8, ADD_I4, ADD_I8, LOAD, STORE, access, copy_run, item_of, pin_long, unpin_long
 from .lookup import count
 from .paging import pin_valid
-from .pins import HELD, add_pin, take_pin
+from .pins import HELD, add_pin, remove_pin
 from .word import DIRTY, IDENTITY, PIN, READABLE, REF, VALID, frame_of, state_of
 
 Maker = Callable[..., Any]
@@ -69,7 +69,7 @@ def load_word(address):
 def validate_read(address, word):
     """Return whether bytes that were loaded since `load_word` returned `word` are the page's (thread; relaxed).
 
-    Called as `load_word`. The loads of the bytes come before this one: they have acquire order, or the caller has
+    Called like `load_word`. The loads of the bytes come before this one: they have acquire order, or the caller has
     executed a fence, or a barrier of the warp has ordered it behind the fences of all lanes.
     """
     again = load_relaxed(address, DEVICE)
@@ -78,9 +78,8 @@ def validate_read(address, word):
 
 @device
 def mark_referenced(address, word, no_reuse):
-    """Give a page its second chance after a read, unless it has it or is read once (thread; relaxed).
-
-    Called as `validate_read`, after it returned True.
+    """Set a page's second chance after a read, unless it is set or pages are read once (thread; relaxed). Called like
+    `validate_read`, after it returned True.
     """
     if word & REF == 0 and no_reuse == 0:
         fetch_or_as(address, REF, I8)
@@ -90,8 +89,8 @@ def mark_referenced(address, word, no_reuse):
 def copy_part(space, address, frames, shift, page, first, nbytes, last, buffer, no_reuse):
     """Copy bytes of a page to memory of this thread; return whether it was a hit, and whether no error is latched.
 
-    It is a validated read, or if that fails a copy under a transient pin, which reads the page if it must. Only
-    validated bytes may be used (thread; `cpu` and `interp`).
+    This is a validated read or, if that fails, a copy under a transient pin, which loads the page if it is missing.
+    Only validated bytes may be used (thread; `cpu` and `interp`).
 
     Parameters
     ----------
@@ -148,7 +147,7 @@ def item_reader(dtype: np.dtype[Any], shift: int, *, direct_mapped: bool, full: 
         word = load_word(address)
         if word & READABLE != 0:
             item = load_passing_as(view.frames + (frame_of(word) << shift) + inside, dtype)
-            # the word again: the same frame and generation mean that the item is this page's
+            # load the word again: the same frame and generation mean that the item is this page's
             if validate_read(address, word):
                 mark_referenced(address, word, view.once)
                 if full:
@@ -191,7 +190,7 @@ def item_writer(dtype: np.dtype[Any], shift: int) -> Maker:
 def item_adder(dtype: np.dtype[Any], shift: int) -> Maker | None:
     """Return a device function ``(view, offset, value) -> old item``, or None if no addition takes items of the dtype.
 
-    As `item_writer`. The addition is relaxed.
+    Like `item_writer`. The addition is relaxed.
     """
     operation = ADDITIONS.get(dtype.str[1:])
     if operation is None:
@@ -235,7 +234,7 @@ def pin_to_store(address, word):
 
 @device
 def unpin_stored(address):
-    """Take away a pin of `pin_to_store`, behind a fence of this thread (thread; relaxed). Called as that."""
+    """Remove a pin of `pin_to_store`, after a fence of this thread (thread; relaxed). Called like `pin_to_store`."""
     fetch_add_as(address, -PIN, I8)
 
 
@@ -244,7 +243,7 @@ def unpin_stored(address):
 
 @device
 def pin_page(view, page):
-    """Pin a page for long; return whether it is pinned (all converged lanes, each its own page)."""
+    """Take a long pin of a page; return whether it is pinned (all converged lanes, each its own page)."""
     return pin_long(view.space, page) != 0
 
 
@@ -256,7 +255,7 @@ def unpin_page(view, page):
 
 @device
 def pin_direct_mapped(view, page):
-    """Do what `pin_page` does if each page has a frame of its own: one acquire, one relaxed addition (thread)."""
+    """Pin like `pin_page`, if each page has a frame of its own: one acquire, one relaxed addition (thread)."""
     if view.fully_resident == 0 and load_word(view.table + 8 * page) & READABLE == 0:
         return pin_long(view.space, page) != 0
     return add_pin(view.owned + 8 * page, at.KERNEL_PIN) == HELD
@@ -264,8 +263,8 @@ def pin_direct_mapped(view, page):
 
 @device
 def unpin_direct_mapped(view, page):
-    """Do what `unpin_page` does if each page has a frame of its own (thread; relaxed)."""
-    return take_pin(view.owned + 8 * page, at.KERNEL_PIN) or unpin_long(view.space, page) != 0
+    """Unpin like `unpin_page`, if each page has a frame of its own (thread; relaxed)."""
+    return remove_pin(view.owned + 8 * page, at.KERNEL_PIN) or unpin_long(view.space, page) != 0
 
 
 PIN_FUNCTIONS = {False: (pin_page, unpin_page), True: (pin_direct_mapped, unpin_direct_mapped)}

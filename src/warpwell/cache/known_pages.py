@@ -56,11 +56,11 @@ ROW_WORDS = 3
 # -- counters (device memory): pages by outcome ------------------------------------------------------------------------
 LOADED = 0
 CHANGED = 1
-"""Their words have changed: a kernel has read them in the meantime."""
+"""Pages whose words have changed: a kernel has loaded them in the meantime."""
 NO_FRAME = 2
 FAILED = 3
 MISSED = 4
-"""They were loaded by a miss of `touch_rows`."""
+"""Pages that were loaded by a miss of `touch_rows`."""
 COUNTERS = 5
 
 
@@ -131,7 +131,8 @@ def look_rows(core, table, page_words, n, max_pages, compares, absent):
 
 @kernel
 def publish_rows(core, space, table, page_words, first, n, max_pages, unit, source, limit, mark, counters):
-    """Publish the pages of rows [first, first + n) from their positions in `source`; a warp takes `unit` of a row."""
+    """Publish the pages of rows [first, first + n) from their positions in `source`; a warp takes `unit` pages of a
+    row."""
     mask, lane, leader = converged_group()
     groups = div(max_pages + unit - 1, unit)
     warp = div(grid(1), warp_size())

@@ -18,8 +18,8 @@ from warpwell.targets.primitives import (
 
 from . import layout as at
 
-LOOK_NS = 10**6
-"""Time between two looks at the latch in host memory."""
+POLL_NS = 10**6
+"""Time between two polls of the latch in host memory, in nanoseconds."""
 
 
 @device
@@ -72,16 +72,16 @@ def latched(space):
     if interrupted() != 0:
         return at.ABORTED
     launch = field(space, at.S_LAUNCH)
-    due = load_relaxed(launch + 8 * at.R_LOOK, DEVICE)
+    due = load_relaxed(launch + 8 * at.R_NEXT_POLL, DEVICE)
     now = clock_ns()
-    if now >= due and compare_exchange(launch + 8 * at.R_LOOK, due, now + LOOK_NS, DEVICE) == due:
+    if now >= due and compare_exchange(launch + 8 * at.R_NEXT_POLL, due, now + POLL_NS, DEVICE) == due:
         if lost(field(field(space, at.S_CORE), at.C_QUEUES)):
             latch(space, at.LOST, field(space, at.S_NSID), field(space, at.S_BASE), 0)
             kind = at.LOST
         else:
             kind = load_relaxed(field(launch, at.R_LATCH) + 8 * at.L_KIND, SYSTEM)
         if kind != at.CLEAR:
-            # for threads that read only device memory: an abort ends misses too, not only waits
+            # store the kind for threads that read only device memory: an abort ends misses too, not only waits
             store_relaxed(launch + 8 * at.R_KIND, kind, DEVICE)
             store_relaxed(launch + 8 * at.R_FAILED, 1, DEVICE)
     return load_relaxed(launch + 8 * at.R_KIND, DEVICE)

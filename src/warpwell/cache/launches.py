@@ -56,7 +56,7 @@ class CacheLaunch:
     def start(self, flag: LaunchFlag) -> None:
         """Set this flag when device code fails."""
         self.flag = flag
-        self._latch[: at.L_FLAG] = 0  # a late abort of the previous launch
+        self._latch[: at.L_FLAG] = 0  # clear a late abort of the previous launch
         self._latch[at.L_FLAG] = flag.address
 
     @property
@@ -181,8 +181,8 @@ def error_of(
         return errors.MediumError(message, array=name, lba=lba, page=local, status=value)
     if kind == at.NOT_PINNED:
         return errors.KernelError(
-            f"a kernel gave back page {local} of array {name!r}, which no kernel holds: call unpin once for each pin "
-            "that returned True (what the host pinned, the host gives back)",
+            f"a kernel unpinned page {local} of array {name!r}, which no kernel has pinned: call unpin once for each "
+            "pin that returned True (the host unpins its own pins)",
             array=name,
         )
     return errors.StallError(

@@ -47,7 +47,7 @@ S_NSID = 2
 S_POOL = 3
 """Index of the pool whose frames the array uses."""
 S_HOST = 4
-"""Address of the data in pinned host memory ("host-cached" tier), or 0: behind the queues."""
+"""Address of the data in pinned host memory ("host-cached" tier), or 0 if the queues serve the array."""
 S_CORE = 6
 """Address of the core record."""
 S_LAUNCH = 7
@@ -64,27 +64,27 @@ SPACE_WORDS = 16
 R_FAILED = 0
 """1 after device code latched an error or saw the host's abort, until the launch is over."""
 R_KIND = 1
-"""What `latched` returns: the latch's kind, or the host's abort, as last seen."""
-R_LOOK = 2
-"""When some thread looks at the latch in host memory again (`clock_ns`)."""
+"""The result of `latched`: the latch's kind, or the host's abort, as last read."""
+R_NEXT_POLL = 2
+"""Time at which the next thread reads the latch in host memory (`clock_ns`)."""
 R_LATCH = 3
 """Address of the latch record (shared memory)."""
 R_COUNT = 4
 """Count of a maintenance kernel."""
 LAUNCH_WORDS = 16
 
-# -- pool record (128 bytes apart, they are raced for) -------------------------------------------------------
+# -- pool record (128 bytes apart, because threads contend) -------------------------------------------------------
 F_FIRST = 0
 F_COUNT = 1
 F_HAND = 2
 F_CREDITS = 3
 """Address of the credits for long pins: `F_CREDIT_MASK` + 1 words, `CREDIT_BYTES` apart (see `cache.pins`)."""
 F_RING = 4
-"""Address of the free list: a ring of frames + 1, 0 where empty (see `cache.stash`)."""
+"""Address of the free list: a ring of frames + 1, 0 if empty (see `cache.stash`)."""
 F_RING_MASK = 5
 F_CREDIT_MASK = 6
 F_RESIDENT = 7
-"""1 where the pool has a frame for each page of its arrays."""
+"""1 if the pool has a frame for each page of its arrays."""
 F_STASHED = 16
 """Frames in the free list that are not claimed (negative for a moment). Words from here on have lines of their own."""
 F_STASH_HEAD = 17
@@ -103,9 +103,9 @@ RING_MAX = 1 << 14
 FREE_FRAME = 0
 HELD_FRAME = -1
 OWNER_PAGE = (1 << 40) - 1
-"""Mask of page + 1 in an owner word; long-held pins of the page stand above it (see `cache.pins`)."""
+"""Mask of page + 1 in an owner word; long-held pins of the page are in the bits above (see `cache.pins`)."""
 HOST_PIN = 1 << 40
-"""The host holds the page (it counts itself how often)."""
+"""The host has pinned the page; it counts its pins itself."""
 KERNEL_SHIFT = 41
 KERNEL_PIN = 1 << KERNEL_SHIFT
 """One pin of a kernel."""
@@ -154,4 +154,4 @@ N_WANTED = 9
 N_RETRIES = 10
 STATS_WORDS = 16
 WRITTEN_WORDS = 1 << 13
-"""Words of the ring behind the statistics: numbers of the pages that were written last (`cache.written`)."""
+"""Words of the ring after the statistics: numbers of the pages that were written last (`cache.written`)."""

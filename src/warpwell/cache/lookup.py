@@ -31,7 +31,7 @@ def queue_of(core, page):
     that may share a command have the same queue.
     """
     group = page >> 3
-    # neighboring groups go to different queues, far ones in no lockstep
+    # map neighboring groups to different queues, and strided groups to all queues
     index = rem((group ^ (group >> 7) ^ (group >> 13)) & 0x7FFFFFFF, field(core, at.C_N_QUEUES))
     return field(core, at.C_QUEUES) + index * (8 * Q_WORDS)
 
@@ -56,7 +56,8 @@ def owner_address(core, frame):
 
 @device
 def record_written(core, page):
-    """Count a page that was written, and keep its number for a loss of the drive (thread; before its word changes)."""
+    """Count a page that was written, and record its number in case the drive is lost (thread; before its word
+    changes)."""
     stats = field(core, at.C_STATS)
     position = fetch_add_as(stats + 8 * at.N_WRITEBACKS, 1, I8)
     store_relaxed(stats + 8 * (at.STATS_WORDS + (position & (at.WRITTEN_WORDS - 1))), page, DEVICE)

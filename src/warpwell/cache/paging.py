@@ -154,7 +154,7 @@ def load_page(core, space, page, word, requested, merge, mask, lane, leader):
     queue = queue_of(core, page)
     short = 0
     if lane == leader and source == 0 and load_relaxed(queue + 8 * Q_IN_USE, DEVICE) >= field(queue, Q_N_IDS):
-        # a frame would be returned unused, and the clock would have passed it
+        # otherwise a frame would be returned unused after the clock has passed it
         short = 1
     if shfl(mask, short, leader) != 0:
         return RETRY

@@ -36,7 +36,7 @@ NOT_HELD = 0
 HELD = 1
 FULL = 2
 TRIES = 8
-"""Attempts at a full pool, if other threads return credits soon."""
+"""Number of attempts to pin in a full pool, because other threads may return credits soon."""
 
 
 @device
@@ -104,8 +104,8 @@ def add_pin(owner, pin):
 
 
 @device
-def take_pin(owner, pin):
-    """Take a long pin away in a resident pool; return whether there was one (thread; relaxed)."""
+def remove_pin(owner, pin):
+    """Remove a long pin in a resident pool; return whether there was one (thread; relaxed)."""
     if holds(fetch_add_as(owner, -pin, I8), pin):
         return True
     fetch_add_as(owner, pin, I8)
@@ -155,7 +155,7 @@ def unpin_page_long(core, space, page, pin):
     """Release one pin of the kernels or the host; return False if the page has no such pin (thread)."""
     own = fixed_frame(space, page)
     if own >= 0:
-        return take_pin(owner_address(core, own), pin)
+        return remove_pin(owner_address(core, own), pin)
     word = load_acquire(word_address(core, page), DEVICE)
     if state_of(word) & READABLE == 0:
         return False
@@ -195,7 +195,7 @@ def take_credit(core, space, page):
     pool = pool_of(core, space)
     for k in range(field(pool, at.F_CREDIT_MASK) + 1):
         word = credits_of(pool, page + k)
-        # checked first: thousands of failing threads that subtract and add at once would hide free credits
+        # check first: thousands of failing threads that subtract and add at once would hide free credits
         if load_relaxed(word, DEVICE) > 0:
             if fetch_add_as(word, -1, I8) > 0:
                 return True
@@ -211,7 +211,7 @@ def return_credit(core, space, page):
 
 @device
 def credit_left(core, space):
-    """Return whether a pool has a credit, for a moment (thread)."""
+    """Return whether a pool has a credit at this moment (thread)."""
     pool = pool_of(core, space)
     for k in range(field(pool, at.F_CREDIT_MASK) + 1):
         if load_relaxed(credits_of(pool, k), DEVICE) > 0:

@@ -44,7 +44,7 @@ DRAIN_TIMEOUT_SECONDS = 5.0
 BATCH_PAGES = {"cuda": 1 << 20, "cpu": 1 << 16, "interp": 1 << 10}
 """Maximum number of pages that one launch looks up."""
 COMPILE_SECONDS = 60.0
-"""Time that a first prefetch may take longer, because its kernels are compiled."""
+"""Additional time for a first prefetch, because its kernels are compiled."""
 CUFILE = CuFileOptions()
 """When reads go to device memory directly."""
 
@@ -130,14 +130,14 @@ class Bulk:
         self._staging: Block | None = None
         self._reads: GpuDirectReads | None = None
         self._busy: dict[int, Callable[[], bool]] = {}
-        """For slots whose staging is in use by the stream, whether that work is done."""
+        """For each slot whose staging is in use by the stream, a function that returns whether that work is done."""
         self._cufile, self._cufile_failure = cufile, ""
         self.commands = self.pages_read = self.prefetched = self.skipped = 0
 
     @property
     def _cache(self) -> Any:
         cache = self._weak()
-        assert cache is not None, "callers hold the cache"
+        assert cache is not None, "callers keep the cache alive"
         return cache
 
     # -- prefetches -------------------------------------------------------------------------------------------------
@@ -212,7 +212,8 @@ class Bulk:
         """Read pages in waves; yield after each wave was read, while the next one is being read.
 
         A wave has the pages that the caller uses and the pages to read, both ascending. The pages of two waves fit into
-        the array's frames: those of the wave before are evicted for the next one. Close the iterator to cancel reads.
+        the array's frames: the pages of the previous wave are evicted for the next one. Close the iterator to cancel
+        reads.
         """
         earlier: list[tuple[NDArray[np.int64], Prefetch]] = []
         try:
@@ -350,8 +351,8 @@ class Bulk:
         return self._staging.address + slot * self._slot_bytes
 
     def _slot_data(self, rows: _Rows, slot: int, low: int, high: int) -> tuple[int, int, int]:
-        """Return where the bytes of a slot that was read start (in staging, or in device memory); and address and size
-        of rows [low, high), which are all of its rows.
+        """Return the address of a slot's bytes after a read (in staging, or in device memory), and the address and size
+        of its rows [low, high).
         """
         assert self._reads is not None
         start = self._reads.device_address(slot) or self._staging_address(slot)
@@ -392,7 +393,7 @@ class Bulk:
 
     @contextlib.contextmanager
     def _reading(self, into: Any) -> Iterator[GpuDirectReads]:
-        """Keep I/O threads awake for the block; memory that the medium may still write to is not used again.
+        """Keep I/O threads awake for the block; memory to which the medium may still write is not reused.
 
         Ctrl-C in the block, and errors in it, leave no read in flight and no page partly published.
         """
@@ -483,7 +484,7 @@ class Bulk:
                     return
                 n = len(rows.pages)
                 is_short = rows.counts.mean() * cache.page_size < SHORT_BYTES and self._max_pages > 1
-                # the host cannot read, or many warps are faster
+                # warps load the pages if the host cannot read them, or if many warps are faster
                 if not space.host and (self._reads is None or (is_short and self._width > 1)):
                     row_pages = int(rows.counts.max())
                     arguments = self._table, n, row_pages, self._counters

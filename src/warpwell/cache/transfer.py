@@ -77,9 +77,9 @@ chosen(copy, lambda target, *kinds: _copy_alone if target == "cpu" else _copy_sh
 def fill(core, frame, source, mask, lane):
     """Copy a page from `source` into a frame that was evicted or free.
 
-    The caller's leader has won the frame. Every lane that writes into it first executes a fence: the word
-    of the page that lived there is INVALID before any of its bytes change, so a reader that saw new bytes
-    also sees the new word. On return all lanes' stores are ordered before what the leader does next.
+    The caller's leader has won the frame. Every lane that writes into it first executes a fence: the word of the
+    frame's previous page is INVALID before any byte changes, so a reader that saw new bytes also sees the new word. On
+    return, all lanes' stores are ordered before the leader's next accesses.
     """
     syncwarp(mask)
     fence(DEVICE)
@@ -137,7 +137,7 @@ def wait(core, space, queue, cid, mask, lane, leader):
                 elif expired(core, since):
                     page = load_relaxed(id_record(queue, cid) + 8 * ID_PAGE, DEVICE)
                     latch(space, at.STALLED, field(space_of(core, page), at.S_NSID), page, 0)
-                    over = True  # also if another error was latched first
+                    over = True  # even if another error was latched first
                 if over or should_abort(space):
                     status = orphan(queue, cid, ORPHAN)
                     if status < 0:
@@ -193,7 +193,7 @@ def settle_one(core, queue, mask, lane, leader):
 def publish(core, page, frame, pins):
     """Publish a filled frame as the page's (the leader, after `fill`; release order)."""
     owner = owner_address(core, frame)
-    if load_relaxed(owner, DEVICE) & at.OWNER_PAGE != page + 1:  # a frame of its own may have got pins meanwhile
+    if load_relaxed(owner, DEVICE) & at.OWNER_PAGE != page + 1:  # a fixed frame may have received pins in the meantime
         store_relaxed(owner, page + 1, DEVICE)
     pool = pool_with(core, frame)
     if field(pool, at.F_RESIDENT) != 0:

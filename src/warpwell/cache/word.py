@@ -26,7 +26,7 @@ VALID = 2
 WRITEBACK = 3
 STATE = 3
 READABLE = 2
-"""Set in VALID and in WRITEBACK."""
+"""The bit that is set in VALID and in WRITEBACK."""
 DIRTY = 4
 REF = 8
 PIN = 16

@@ -1,8 +1,8 @@
-"""Unflushed log: the pages written since their array's last flush, which the loss of a drive puts in question.
+"""Unflushed log: the pages written since their array's last flush, which are uncertain if a drive is lost.
 
 Written bytes are durable only after a Flush. Device code records the numbers of written pages in a ring after the
 statistics, at the count of pages written (`lookup.record_written`). A successful flush of an array moves its *mark* to
-the count as it was before the Flush was sent. If the drive is lost, all pages recorded after the mark are in question:
+the count as it was before the Flush was sent. If the drive is lost, all pages recorded after the mark are uncertain:
 
 - A page that is still in the cache becomes DIRTY, and is written again. A page that is VALID has the newest bytes.
 - Any other page is *suspect*: the drive may have its bytes, older ones, or parts of both. The array refuses launches,
@@ -45,7 +45,7 @@ class UnflushedLog:
         return int(self._stats.read(8 * at.N_WRITEBACKS, 8).view(np.int64)[0])
 
     def renumber(self, nsids: Iterable[int]) -> None:
-        """Give the pages of these arrays, which are flushed, new numbers; all other arrays are closed."""
+        """Assign new numbers to the pages of these arrays, which are flushed; all other arrays are closed."""
         self._marks = dict.fromkeys(nsids, self.count())
 
     @contextlib.contextmanager
@@ -60,7 +60,7 @@ class UnflushedLog:
         return list(self._suspects.get(nsid, ()))
 
     def forget(self, nsid: int) -> None:
-        """Forget an array's suspect pages, because the caller accepts the loss or the array is new."""
+        """Drop an array's suspect pages, because the caller accepts the loss or the array is new."""
         self._suspects.pop(nsid, None)
 
     def record_loss(self, spaces: Iterable[PageSpace], core: Block, owners_address: int, frames: int) -> None:

@@ -69,7 +69,7 @@ K_RESERVE = 9
 """Number of ids of each queue that are reserved for waiting lanes; see `start`."""
 K_STOPPED = 16
 """1 after a waiter gave up or saw the host's word. In its own cache line."""
-K_LOOK = 17
+K_NEXT_POLL = 17
 """Time at which the next thread loads the host's word."""
 K_STATUS = 18
 """Status of the last failed command, followed by the number of failed commands; the host raises after the launch."""
@@ -170,10 +170,10 @@ def should_stop(core, since):
     if load_relaxed(core + 8 * K_STOPPED, DEVICE) != 0:
         return True
     now = clock_ns()
-    due = load_relaxed(core + 8 * K_LOOK, DEVICE)
+    due = load_relaxed(core + 8 * K_NEXT_POLL, DEVICE)
     over = now - since > field(core, K_TIMEOUT)
     # one thread per millisecond reads the word over the bus
-    if now >= due and compare_exchange(core + 8 * K_LOOK, due, now + ABORT_POLL_NS, DEVICE) == due:
+    if now >= due and compare_exchange(core + 8 * K_NEXT_POLL, due, now + ABORT_POLL_NS, DEVICE) == due:
         over = over or load_relaxed(field(core, K_ABORT), SYSTEM) != 0 or lost(field(core, K_QUEUES))
     if over:
         store_relaxed(core + 8 * K_STOPPED, 1, DEVICE)
