@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import warpwell as ww
-from warpwell.queues.completion import hand_out, poll
+from warpwell.queues.completion import deliver, poll
 from warpwell.queues.submission import prp2_of, release_id, staging_of, submit, take_id
 from warpwell.targets.compiler import run_cuda
 
@@ -26,7 +26,7 @@ def send(queue, cid, nbytes, slba, out):
 @ww.kernel
 def use(queue, status, out):
     cid = take_id(queue, 0)
-    out[0] = hand_out(queue, cid, status)
+    out[0] = deliver(queue, cid, status)
     out[1] = poll(queue, cid)
     release_id(queue, cid)
 

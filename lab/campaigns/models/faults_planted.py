@@ -129,12 +129,12 @@ _TAIL = """            store_release(queue + 8 * at.Q_TAIL, tail, DEVICE)
 """
 _PHASE = """        word1 = load_acquire(entry_of(queue, position, shift) + 8, SYSTEM)
 """
-_RESULT = "keep_result(queue, cid, load_relaxed(entry_of(queue, position, shift), SYSTEM))"
+_RESULT = "store_result(queue, cid, load_relaxed(entry_of(queue, position, shift), SYSTEM))"
 _TURNED = """            self._device.write(self._areas[k], np.zeros(2 * self.depth, np.int64))  # turns and marks
 """
 _EMPTIED = """            self._shared.words[rings : rings + (80 * self.depth + 2 * LINE) // 8] = 0
 """
-_BEST = "        # the last entry knows best"
+_BEST = "        # the last entry has the newest"
 _KEEP_LATE = """        if has_entry and results != 0:
             store_relaxed(id_record(queue, cid) + 8 * at.ID_RESULT,
                           load_relaxed(entry_of(queue, position, shift), SYSTEM), DEVICE)
@@ -283,7 +283,7 @@ FAULTS = (
         "mark-not-put-back",
         "ring",
         "marks after a mark that another thread owns are cleared and lost",
-        (Edit(_SUBMIT, "follow", "    if run < 1 and b != 0:\n        exchange(second, b, DEVICE)\n", ""),),
+        (Edit(_SUBMIT, "take_marks", "    if run < 1 and b != 0:\n        exchange(second, b, DEVICE)\n", ""),),
         seed=69,
     ),
     Fault(
@@ -296,7 +296,7 @@ FAULTS = (
         "run-over-a-hole",
         "ring",
         "the mover takes the marks of a run without checking that all are set",
-        (Edit(_SUBMIT, "follow", "        if a == 0 or b == 0 or c == 0 or d == 0:\n            break\n", ""),),
+        (Edit(_SUBMIT, "take_marks", "        if a == 0 or b == 0 or c == 0 or d == 0:\n            break\n", ""),),
         seed=69,
     ),
     Fault(
@@ -321,7 +321,7 @@ FAULTS = (
         "other-queue-believed",
         "lies",
         "a completion for another queue completes a command of this queue",
-        (Edit(_DRAIN, "is_ours", "word1_sqid(word1) == field(queue, at.Q_SQID)", "True"),),
+        (Edit(_DRAIN, "is_of_queue", "word1_sqid(word1) == field(queue, at.Q_SQID)", "True"),),
     ),
     Fault(
         "any-cid-believed",
@@ -330,7 +330,7 @@ FAULTS = (
         (
             Edit(
                 _DRAIN,
-                "hand_out",
+                "deliver",
                 "    use = state_word(queue, cid, 0)\n    found =",
                 "    use = load_relaxed(record + 8 * at.ID_STATE, DEVICE) & ~at.KIND\n    found =",
             ),
@@ -346,13 +346,13 @@ FAULTS = (
         "any-head-believed",
         "lies",
         "a completion with a head beyond the ring completes a command",
-        (Edit(_DRAIN, "is_ours", "word1_sqhd(word1) >> shift == 0", "True"),),
+        (Edit(_DRAIN, "is_of_queue", "word1_sqhd(word1) >> shift == 0", "True"),),
     ),
     Fault(
         "head-not-masked",
         "lies",
         "turns are raised up to a head outside of the ring",
-        (Edit(_DRAIN, "_raise_turns", "    fetched &= mask\n", ""),),
+        (Edit(_DRAIN, "_admit_next_lap", "    fetched &= mask\n", ""),),
     ),
     Fault(
         "turn-overtaken",
@@ -374,9 +374,9 @@ FAULTS = (
         (
             Edit(
                 _DRAIN,
-                "hand_out",
+                "deliver",
                 "    return NOT_IN_FLIGHT\n",
-                "    store_relaxed(record + 8 * at.ID_STATUS, status, DEVICE)\n    return NOBODY_S\n",
+                "    store_relaxed(record + 8 * at.ID_STATUS, status, DEVICE)\n    return NO_WAITER\n",
             ),
         ),
         seed=40,
@@ -538,7 +538,7 @@ FAULTS = (
                 _PHASE,
                 "        early = load_relaxed(entry_of(queue, position, shift), SYSTEM)\n" + _PHASE,
             ),
-            Edit(_DRAIN, "drain", _RESULT, "keep_result(queue, cid, early)"),
+            Edit(_DRAIN, "drain", _RESULT, "store_result(queue, cid, early)"),
         ),
     ),
     Fault(
@@ -980,7 +980,7 @@ FAULTS = (
         "drive-answered-twice",
         "drive",
         "an aborted command is completed again when its completion arrives",
-        (Edit(_DRAIN, "abandon_one", "use ^ at.ASYNC ^ at.TAKEN", "use ^ at.ASYNC ^ at.ORPHAN"),),
+        (Edit(_DRAIN, "take_async_id", "use ^ at.ASYNC ^ at.TAKEN", "use ^ at.ASYNC ^ at.ORPHAN"),),
     ),
     Fault(
         "drive-waiting-left",

@@ -78,8 +78,9 @@ def validate_read(address, word):
 
 @device
 def mark_referenced(address, word, no_reuse):
-    """Set a page's second chance after a read, unless it is set or pages are read once (thread; relaxed). Called like
-    `validate_read`, after it returned True.
+    """Set a page's second chance after a read, unless it is set or pages are read once (thread; relaxed).
+
+    Called like `validate_read`, after it returned True.
     """
     if word & REF == 0 and no_reuse == 0:
         fetch_or_as(address, REF, I8)

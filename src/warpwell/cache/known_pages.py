@@ -131,8 +131,7 @@ def look_rows(core, table, page_words, n, max_pages, compares, absent):
 
 @kernel
 def publish_rows(core, space, table, page_words, first, n, max_pages, unit, source, limit, mark, counters):
-    """Publish the pages of rows [first, first + n) from their positions in `source`; a warp takes `unit` pages of a
-    row."""
+    """Publish the pages of rows [first, first + n) from their positions in `source`; a warp takes `unit` pages."""
     mask, lane, leader = converged_group()
     groups = div(max_pages + unit - 1, unit)
     warp = div(grid(1), warp_size())

@@ -56,8 +56,7 @@ def owner_address(core, frame):
 
 @device
 def record_written(core, page):
-    """Count a page that was written, and record its number in case the drive is lost (thread; before its word
-    changes)."""
+    """Count a written page, and record its number for a loss of the drive (thread; before its word changes)."""
     stats = field(core, at.C_STATS)
     position = fetch_add_as(stats + 8 * at.N_WRITEBACKS, 1, I8)
     store_relaxed(stats + 8 * (at.STATS_WORDS + (position & (at.WRITTEN_WORDS - 1))), page, DEVICE)

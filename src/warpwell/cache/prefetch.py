@@ -351,9 +351,7 @@ class Bulk:
         return self._staging.address + slot * self._slot_bytes
 
     def _slot_data(self, rows: _Rows, slot: int, low: int, high: int) -> tuple[int, int, int]:
-        """Return the address of a slot's bytes after a read (in staging, or in device memory), and the address and size
-        of its rows [low, high).
-        """
+        """Return the address of a slot that was read (in staging or device memory); address and size of some rows."""
         assert self._reads is not None
         start = self._reads.device_address(slot) or self._staging_address(slot)
         size, first = self._cache.page_size, int(rows.positions[low])

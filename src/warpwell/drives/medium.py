@@ -42,7 +42,6 @@ from ..nvme.status import (
 )
 from ..queues import (
     QueuePairs,
-    abandon_one,
     drain,
     field,
     id_record,
@@ -52,6 +51,7 @@ from ..queues import (
     reuse_id,
     staging_of,
     submit,
+    take_async_id,
     take_id,
     take_ready,
 )
@@ -648,7 +648,7 @@ def abort_one(state: int, answer: int) -> bool:
         queue = queue_record(state, k)
         cid = take_ready(queue)
         if cid < 0:
-            cid = abandon_one(queue)
+            cid = take_async_id(queue)
         if cid >= 0:
             return write_answer(answer, word(id_record(queue, cid), I_TAG), ABORTED_BY_HOST, 0)
     lock(state + 8 * M_WAIT_LOCK)

@@ -3,13 +3,13 @@
 Files, in the order in which a command meets them:
 
 - submission.py  take a command id, put a command in the ring, ring the doorbell
-- completion.py  drain the ring, hand each completion to its waiter, give up waiting
-- loss.py        a controller that is gone or lies: the latch, and the way to queues that can be used again
+- completion.py  drain the ring, deliver each completion to its waiter, give up waiting
+- loss.py        a controller that fails or violates the protocol: the latch, and recovery of the queues
 - layout.py      the words of queue, id and port records
 - pair.py        `QueuePairs`, which owns the memory of rings, ids and staging (host)
 """
 
-from .completion import abandon_one, drain, orphan, poll, result_of, take_ready
+from .completion import drain, orphan, poll, result_of, take_async_id, take_ready
 from .layout import (
     ASYNC,
     I8,

@@ -1,4 +1,4 @@
-"""Completion: one consumer at a time drains the ring and hands each entry to its waiter by command id.
+"""Completion: one consumer at a time drains the ring and delivers each entry to its waiter by command id.
 
 The consumer is a converged group of lanes: each lane reads one entry, so one round of reads over the bus serves up to
 32 completions. No thread searches the ring for its own completion.
@@ -32,15 +32,15 @@ from warpwell.targets.primitives import (
 )
 
 from . import layout as at
-from .loss import accuse
+from .loss import latch_violation
 from .submission import field, id_record, state_word
 
 ROUNDS = 8
-"""Most rounds of one drain, so that a consumer serves itself again soon."""
+"""Maximum number of rounds of one drain, so that a consumer soon continues with its own work."""
 PAUSE = 16
-"""Back-off after an empty look at a ring, about a microsecond."""
-WAITED_FOR, NOBODY_S, NOT_IN_FLIGHT = 0, 1, 2
-"""Fates of a completion: a thread waits for it, it goes into the ready ring, or it answers no command."""
+"""Back-off after a poll that finds the ring empty, about a microsecond."""
+WAITED_FOR, NO_WAITER, NOT_IN_FLIGHT = 0, 1, 2
+"""Fates of a completion: a thread waits for it, the ready ring receives it, or it answers no command."""
 
 
 @device
@@ -50,7 +50,7 @@ def poll(queue, cid):
     Acquires the data that the controller wrote. Zero is success.
     """
     address = id_record(queue, cid) + 8 * at.ID_STATE
-    # no acquire without success: on a GPU an acquire empties L1, and thousands of threads poll again and again
+    # acquire only on success: on a GPU an acquire invalidates L1, and thousands of threads poll repeatedly
     if load_relaxed(address, DEVICE) & at.DONE == 0:
         return -1
     return load_acquire(address, DEVICE) >> 8
@@ -66,7 +66,7 @@ def result_of(queue, cid):
 def orphan(queue, cid, kind):
     """Give up waiting: turn a taken id into `kind` (ORPHAN or ASYNC) and return -1 (thread).
 
-    If the completion came meanwhile nothing changes, and its status field is returned.
+    If the completion has arrived in the meantime, nothing changes, and its status field is returned.
     """
     use = state_word(queue, cid, 0)
     state = compare_exchange(id_record(queue, cid) + 8 * at.ID_STATE, use | at.TAKEN, use | kind, DEVICE)
@@ -76,15 +76,15 @@ def orphan(queue, cid, kind):
 
 
 @device
-def abandon_one(queue):
-    """Keep a command in flight out of the ready ring and return its id, or -1 without one (thread). The id stays taken.
+def take_async_id(queue):
+    """Turn an asynchronous command in flight into a taken id and return the id, or -1 if there is none (thread).
 
-    `take_ready` returns the other ids.
+    The completion of this id does not enter the ready ring; `take_ready` returns the other ids.
     """
     for cid in range(field(queue, at.Q_N_IDS)):
         state = id_record(queue, cid) + 8 * at.ID_STATE
         use = load_relaxed(state, DEVICE)
-        # A completion of a taken id only marks it as done: the ready ring is for ids without a waiting thread.
+        # A completion of a taken id only marks the id as done: the ready ring is for ids without a waiting thread.
         if use & at.KIND == at.ASYNC and compare_exchange(state, use, use ^ at.ASYNC ^ at.TAKEN, DEVICE) == use:
             return cid
     return -1
@@ -92,7 +92,7 @@ def abandon_one(queue):
 
 @device
 def drain(queue, mask, lane, leader):
-    """Consume what has completed, unless another group is at it (all lanes of `mask`, converged).
+    """Consume the completions in the ring, unless another group does (all lanes of `mask`, converged).
 
     Publishes each status with release order after the entry was read with acquire order of system scope.
     """
@@ -108,14 +108,14 @@ def drain(queue, mask, lane, leader):
     below = popc(mask & ((1 << lane) - 1))
     lanes = popc(mask)
     head = load_relaxed(queue + 8 * at.Q_CQ_HEAD, DEVICE)
-    # one small read over the bus shows whether more are worth it
+    # one small read over the bus shows whether there are completions
     anything = 0
     if lane == leader and is_fresh(load_relaxed(entry_of(queue, head, shift) + 8, SYSTEM), head, shift):
         anything = 1
     if shfl(mask, anything, leader) == 0:
         if lane == leader:
             if warp_size() > 1:
-                # many warps wait and would read again at once: that would take the bus from the data
+                # otherwise many waiting warps would read again at once, and take bus bandwidth from the data
                 backoff(PAUSE)
             store_release(queue + 8 * at.Q_CQ_LOCK, 0, DEVICE)
         return
@@ -123,7 +123,7 @@ def drain(queue, mask, lane, leader):
     total = 0
     for _ in range(ROUNDS):
         position = head + below
-        # the phase word first: its acquire covers the rest of the entry and the data
+        # load the phase word first: its acquire covers the rest of the entry and the data
         word1 = load_acquire(entry_of(queue, position, shift) + 8, SYSTEM)
         stale = ballot(mask, not is_fresh(word1, position, shift))
         # entries count up to the first stale one in the order of the ring, which is the order of lanes
@@ -137,24 +137,25 @@ def drain(queue, mask, lane, leader):
         cid = word1_cid(word1)
         if has_entry:
             fate = NOT_IN_FLIGHT
-            if is_ours(queue, word1, shift):
+            if is_of_queue(queue, word1, shift):
                 is_in_flight = True
                 if results != 0:
-                    # before the id is done, and after the phase word was acquired: until then it is an older one's
-                    is_in_flight = keep_result(queue, cid, load_relaxed(entry_of(queue, position, shift), SYSTEM))
+                    # store the result before the id is done; load it after the phase word, before which it may be an
+                    # older entry's
+                    is_in_flight = store_result(queue, cid, load_relaxed(entry_of(queue, position, shift), SYSTEM))
                 if is_in_flight:
-                    fate = hand_out(queue, cid, word1_status(word1))
-        # the last entry knows best how far the controller has fetched
+                    fate = deliver(queue, cid, word1_status(word1))
+        # the last entry has the newest head of the submission queue
         last = ballot(mask, below == count - 1)
         fetched = shfl(mask, word1_sqhd(word1), ffs(last) - 1)
         if ballot(mask, fate != WAITED_FOR) != 0:
             if fate == NOT_IN_FLIGHT:
-                call_cold(accuse, queue, at.BAD_COMPLETION, word1)
-            alone = fate == NOBODY_S
+                call_cold(latch_violation, queue, at.BAD_COMPLETION, word1)
+            alone = fate == NO_WAITER
             _make_ready(queue, mask, ballot(mask, alone), alone, cid, lane, leader)
         syncwarp(mask)  # the lane that read the entry acquired for all
         if lane == leader:
-            _raise_turns(queue, fetched, shift)
+            _admit_next_lap(queue, fetched, shift)
         head += count
         total += count
         if count < lanes:
@@ -181,17 +182,17 @@ def is_fresh(word1, position, shift):
 
 
 @device
-def is_ours(queue, word1, shift):
-    """Return whether an entry names this queue, and an entry of its submission ring (thread)."""
+def is_of_queue(queue, word1, shift):
+    """Return whether a completion names this queue and a valid head of its submission ring (thread)."""
     return word1_sqid(word1) == field(queue, at.Q_SQID) and word1_sqhd(word1) >> shift == 0
 
 
 @device
-def hand_out(queue, cid, status):
-    """Give an id its status; return WAITED_FOR, NOBODY_S, or NOT_IN_FLIGHT with nothing stored (the consumer's lanes).
+def deliver(queue, cid, status):
+    """Store the status of an id; return WAITED_FOR, NO_WAITER, or NOT_IN_FLIGHT without a store (the consumer's lanes).
 
-    Whatever the cid is, the state of some id is looked at, and that is of another generation. Releases what the caller
-    acquired.
+    Any cid leads to the state of some id. If the id is not in flight, its state has another generation or kind.
+    Releases all accesses that the caller has acquired.
     """
     record = id_record(queue, cid)
     use = state_word(queue, cid, 0)
@@ -199,16 +200,16 @@ def hand_out(queue, cid, status):
     if found == use | at.TAKEN:
         return WAITED_FOR
     if found == use | at.ASYNC or found == use | at.ORPHAN:
-        # of two entries for one id, in one round, the second loses here
+        # of two entries for one id in one round, the second fails here
         if compare_exchange(record + 8 * at.ID_STATE, found, found | at.FOUND, DEVICE) == found:
             store_relaxed(record + 8 * at.ID_STATUS, status, DEVICE)
-            return NOBODY_S
+            return NO_WAITER
     return NOT_IN_FLIGHT
 
 
 @device
-def keep_result(queue, cid, result):
-    """Keep dw0 and dw1 for the waiter of an id in flight; return False, with nothing kept, if not so (thread)."""
+def store_result(queue, cid, result):
+    """Store dw0 and dw1 for the waiter of an id; return False without a store if the id is not in flight (thread)."""
     record = id_record(queue, cid)
     kind = load_relaxed(record + 8 * at.ID_STATE, DEVICE) ^ state_word(queue, cid, 0)
     if kind <= at.FREE or kind >= at.FOUND or (result >> 32) & 0xFFFF >= field(queue, at.Q_RESULTS):
@@ -220,7 +221,7 @@ def keep_result(queue, cid, result):
 @device
 def _make_ready(queue, mask, waiting, is_ready, cid, lane, leader):
     """Append ids without a waiting thread to the ready ring (all lanes of `mask`, holding the lock)."""
-    # the leader stored it in the round before, and a vote orders nothing: it reads its own store
+    # the leader loads the tail, because it stored it in the previous round, and votes have no memory order
     tail = shfl(mask, load_relaxed(queue + 8 * at.Q_READY_TAIL, DEVICE), leader)
     count = field(queue, at.Q_N_IDS)
     if is_ready:
@@ -248,17 +249,17 @@ def take_ready(queue):
 
 
 @device
-def _raise_turns(queue, fetched, shift):
-    """Admit the next lap to every entry that the controller has fetched (the consumer's leader).
+def _admit_next_lap(queue, fetched, shift):
+    """Admit threads of the next lap to every entry that the controller has fetched (the consumer's leader).
 
-    A controller may tell any head. One that is older than the last, or beyond what was submitted, admits threads
-    earlier than need be, and overwrites nothing: ids are half as many as entries. None is admitted later (`take_entry`
-    waits for the turn or a later one).
+    A controller may report any head. A head that is older than the last one, or beyond the submitted entries, admits
+    threads too early. They overwrite no entry in use, because there are half as many ids as entries. No thread is
+    admitted too late (`take_entry` waits for its turn or a later one).
     """
     mask = (1 << shift) - 1
     fetched &= mask
     head = load_relaxed(queue + 8 * at.Q_SQ_HEAD, DEVICE)
-    # one fence for all turns: a release each would be a fence each, and everybody waits for this
+    # one fence for all turns: a release per turn would be a fence per turn, and all submitting threads wait for this
     fence(DEVICE)
     while (head & mask) != fetched:
         store_relaxed(field(queue, at.Q_TURNS) + 8 * (head & mask), (head >> shift) + 1, DEVICE)

@@ -1,8 +1,8 @@
-"""Where the parts of a queue pair lie, in 64-bit words.
+"""The records of a queue pair, in 64-bit words.
 
-A *queue record* in device memory holds what device threads share; a *port record* in shared host memory
-holds what the controller needs to serve the same pair. Both name the rings, which are in shared memory
-with the sizes and bits of the NVMe specification.
+A *queue record* in device memory has the fields that device threads share; a *port record* in shared host memory has
+the fields that the controller needs to serve the same pair. Both have the addresses of the rings, which are in shared
+memory with the sizes and bits of the NVMe specification.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 I8 = np.dtype(np.int64)
 
-# -- queue record (device memory). Fields that threads race for have a 128-byte line of their own. -----------
+# -- queue record (device memory). Fields for which threads contend have their own 128-byte lines. -----------
 
 Q_SQ = 0
 """Address of the submission ring (64-byte Commands)."""
@@ -37,7 +37,7 @@ Q_STAGING_BYTES = 10
 Q_READY = 11
 """Address of the ring of completed asynchronous and orphaned ids (`Q_N_IDS` words)."""
 Q_RESULTS = 13
-"""0, or 1 more than the largest low half of dw1 of a completion: dw0 and dw1 are then kept in `ID_RESULT`."""
+"""If not 0, dw0 and dw1 of completions are stored in `ID_RESULT`, and the low half of dw1 must be below this value."""
 Q_USER = 14
 """Address of a record of the owner of the queues, or 0."""
 Q_SQID = 15
@@ -57,19 +57,21 @@ device code has latched a loss."""
 Q_LOSS = 112
 """Address of the loss record of all pairs (shared memory)."""
 Q_LISTS = 113
-"""Address of the PRP lists, ``1 << Q_LIST_SHIFT`` bytes for each id; 0 where the controller needs none (ours)."""
+"""Address of the PRP lists, ``1 << Q_LIST_SHIFT`` bytes for each id; 0 if the controller needs none, like Warpwell's
+own."""
 Q_LIST_SHIFT = 114
 Q_TURN_NS = 115
-"""Nanoseconds after which a thread gives up to wait for its turn."""
+"""Nanoseconds after which a thread stops waiting for its turn."""
 Q_GENERATION = 117
-"""Increment of an id's cid from one use to the next, `Q_N_IDS`; 0 if cids stay, as in
-key-value commands, because the controller counts their uses."""
+"""Increment of an id's cid from one use to the next: `Q_N_IDS`, or 0 for key-value commands, whose cids do not change
+because the controller counts their uses."""
 Q_WORDS = 128
 
 # -- id record (device memory) -------------------------------------------------------------------------------
 
 ID_STATE = 0
-"""A kind, below, and above bit 8 the generation: the bits of the cid above the id (see `queues.submission`)."""
+"""A kind (see below) in bits 0 to 7, and from bit 8 on the generation: the bits of the cid above the id (see
+`queues.submission`)."""
 ID_STATUS = 1
 """Status field of the completion (asynchronous and orphaned ids)."""
 ID_PAGE = 2
@@ -87,22 +89,22 @@ ID_WORDS = ID_USER + ID_USER_WORDS
 KIND = 0xFF
 """Mask of an id state without generation and status."""
 FREE = 0
-"""Id state: free. The generation is the next owner's."""
+"""Id state: free. The generation is that of the next owner."""
 TAKEN = 1
 """Id state: a thread will wait for the completion."""
 ASYNC = 2
 """Id state: the thread that finds the completion publishes the page (prefetch)."""
 ORPHAN = 3
-"""Id state: quarantined, its waiter gave up; staging and frames stay reserved until the completion."""
+"""Id state: quarantined after its waiter gave up; staging and frames stay reserved until the completion."""
 FOUND = 4
 """Added to ASYNC or ORPHAN once the completion was found: the id is in the ready ring, or was taken from it."""
 DONE = 8
-"""Id state: completed; the status field stands above bit 8 of the state, instead of the generation."""
+"""Id state: completed; bits from 8 on have the status field instead of the generation."""
 
 MEMORY_PAGE = 4096
 """Bytes of a memory page of the controller (CC.MPS 0): a transfer that crosses one needs prp2."""
 LIST_MAX = MEMORY_PAGE // 8
-"""Most entries of a PRP list in one page, so a command moves at most 2 MiB."""
+"""Maximum number of entries of a PRP list in one page, so a command moves at most 2 MiB."""
 
 # -- port record (shared host memory) ------------------------------------------------------------------------
 
@@ -114,15 +116,16 @@ P_CQ_DOORBELL = 4
 P_SQ_HEAD = 5
 """Commands fetched so far (not reduced by the depth)."""
 P_CQ_TAIL = 6
-"""Completions posted so far: `P_SQ_HEAD` less this are in flight."""
+"""Completions posted so far: `P_SQ_HEAD` minus this number of commands are in flight."""
 P_POST_LOCK = 7
 P_SQID = 8
 P_FETCH_LOCK = 9
 """1 while a service thread fetches."""
 P_WEIGHT = 10
-"""Share of the port where commands wait; the host writes it before the port is served."""
+"""Weight of the port if commands wait in several ports; the host writes it before the port is served."""
 P_BURST = 11
-"""Commands that a thread fetches in one turn where no window bounds those in flight, in proportion to the weight."""
+"""Number of commands that a thread fetches in one turn if no window limits commands in flight, in proportion to the
+weight."""
 P_USER = 12
 """Address of a record of the owner of the queues, or 0."""
 P_WORDS = 16
@@ -132,14 +135,14 @@ P_WORDS = 16
 LOSS_KIND = 0
 """ALIVE, or why the controller is lost. Stored last."""
 LOSS_QUEUE = 1
-"""Identifier of the queue whose ring told."""
+"""Identifier of the queue in which the loss was found."""
 LOSS_ENTRY = 2
-"""Word 1 of the completion that cannot be."""
+"""Word 1 of the invalid completion."""
 LOSS_WORDS = 16
 
 ALIVE = 0
 LOST = 1
-"""Loss: the host or a relay found the controller gone."""
+"""Loss: the host or a relay found that the controller does not respond."""
 BAD_COMPLETION = 2
 """Loss: a completion that answers no command."""
 NO_TURN = 3

@@ -13,7 +13,7 @@ from . import layout as at
 from .loss import describe_impossible
 
 LINE = 128
-"""Bytes between doorbells, so that no two share a line."""
+"""Bytes between doorbells, so that no two share a cache line."""
 
 
 class QueuePairs:
@@ -36,11 +36,11 @@ class QueuePairs:
         Keep dw0 of completions in the id records (a key-value completion has the value's size there).
 
     lists : bool
-        The controller takes PRPs as the specification has them: each id has a list of the pages of its staging. Rings
-        then begin on pages.
+        The controller needs the PRPs of the specification: each id has a list of the pages of its staging, and rings
+        begin at pages.
     timeout : float
-        Seconds that a thread waits for its turn at the ring. Only a controller whose submission queue head does not
-        move makes it wait.
+        Seconds that a thread waits for its turn at the ring. It waits only if the controller's submission queue head
+        does not move.
 
     Attributes
     ----------
@@ -185,8 +185,8 @@ class QueuePairs:
     def doorbells(self) -> NDArray[np.int64]:
         """Return the addresses of the doorbell words, ``(count, 2)``: submission tail and completion head of each pair.
 
-        Each is a 64-bit word whose lower half is what the 32-bit register gets. A forwarder of tails executes a full
-        fence between its read and the store: the entries before that tail are then written.
+        Each is a 64-bit word whose lower half is the value of the 32-bit register. A forwarder of tails executes a full
+        fence between its read of the word and its store to the register: the entries before that tail are then written.
         """
         return self.ports[:, [at.P_SQ_DOORBELL, at.P_CQ_DOORBELL]].copy()
 
@@ -195,17 +195,16 @@ class QueuePairs:
         return self.ports[:, [at.P_SQ, at.P_CQ]].copy()
 
     def outstanding(self) -> int:
-        """Return how many commands our own service threads have fetched and not completed (host; a snapshot).
+        """Return how many commands Warpwell's service threads have fetched and not completed (host; a snapshot).
 
-        Other controllers do not tell: ask `in_use`.
+        Other controllers do not report this number: use `in_use`.
         """
-        posted = self.ports[
-            :, at.P_CQ_TAIL
-        ].copy()  # first: a command that is fetched concurrently makes no count negative
+        # read the tails first, so that a concurrent fetch cannot make the difference negative
+        posted = self.ports[:, at.P_CQ_TAIL].copy()
         return int((self.ports[:, at.P_SQ_HEAD] - posted).sum())
 
     def announced(self) -> int:
-        """Return how many commands wait in the rings for our own service threads, their doorbell rung (a snapshot)."""
+        """Return how many commands with a rung doorbell wait for Warpwell's service threads (a snapshot)."""
         shared, base = self._shared.words, self._shared.address
         tails = shared[(self.ports[:, at.P_SQ_DOORBELL] - base) // 8]
         return int(((tails - self.ports[:, at.P_SQ_HEAD]) & (self.depth - 1)).sum())
@@ -238,7 +237,7 @@ class QueuePairs:
     # -- loss: see `warpwell.queues.loss` -----------------------------------------------------------------------
 
     def lose(self, why: str) -> None:
-        """Latch that the controller is lost; `why` says in a message what happened, after its name (any thread)."""
+        """Latch that the controller is lost; `why` continues a message after the controller's name (any thread)."""
         self._why = self._why or why
         if self._loss[at.LOSS_KIND] == at.ALIVE:
             self._loss[at.LOSS_KIND] = at.LOST
@@ -253,14 +252,14 @@ class QueuePairs:
         if kind == at.BAD_COMPLETION:
             return describe_impossible(entry, queue, self.depth)
         if kind == at.NO_TURN:
-            return f"it completes commands of queue {queue}, but its submission queue head stands"
-        return "it does not answer any more"
+            return f"it completes commands of queue {queue}, but its submission queue head does not move"
+        return "it does not respond"
 
     def abort(self) -> int:
         """Complete each command in flight as "aborted by host"; return how many (host).
 
-        The controller writes no more, and no launch is in flight: it was made silent, and the rings are emptied here.
-        Kernels then drain the rings and settle the ids (`Cache.recover`); after that comes `rewind`.
+        The caller has ensured that the controller no longer writes and that no launch is in flight. This call empties
+        the rings. Kernels then drain the rings and settle the ids (`Cache.recover`), before the caller calls `rewind`.
         """
         self._clear()
         status, aborted = status_of(ABORTED_BY_HOST, 0), 0
@@ -275,12 +274,12 @@ class QueuePairs:
         return aborted
 
     def rewind(self) -> None:
-        """Make the queues what they were at first, for the next controller (host; no launch is in flight).
+        """Reset the queues to their initial state, for the next controller (host; no launch is in flight).
 
         Raises
         ------
         SharingError
-            Ids are in use: settle what `abort` completed. Nothing was changed.
+            Ids are in use: settle the commands that `abort` has completed. Nothing was changed.
         """
         count = self.in_use()
         if count:
@@ -294,7 +293,7 @@ class QueuePairs:
         self._why = ""
 
     def _clear(self) -> None:
-        """Empty rings and doorbells, and reset their positions; ids and the ready ring stay."""
+        """Empty rings and doorbells, and reset their positions; ids and the ready ring do not change."""
         records = self._device.read(0, 8 * at.Q_WORDS * self.count).view(np.int64).reshape(-1, at.Q_WORDS)
         records[:, [at.Q_TICKET, at.Q_TAIL, at.Q_CQ_LOCK, at.Q_CQ_HEAD, at.Q_SQ_HEAD]] = 0
         self._device.write(0, records)
@@ -308,10 +307,11 @@ class QueuePairs:
 def _list_bytes(depth: int, staging_bytes: int) -> int:
     """Return the bytes of an id's PRP list, a power of two, so that no list crosses a page; 0 if none is needed."""
     if depth < 64:
-        raise errors.ArgumentError(f"queue pairs of depth {depth}: with PRP lists at least 64", name="depth")
+        raise errors.ArgumentError(f"queue pairs of depth {depth}: choose at least 64 with PRP lists", name="depth")
     entries = -(-staging_bytes // at.MEMORY_PAGE) - 1
     if staging_bytes > at.LIST_MAX * at.MEMORY_PAGE:
         raise errors.ArgumentError(
-            f"commands of {staging_bytes} bytes: one moves at most {at.LIST_MAX * at.MEMORY_PAGE} bytes to a drive"
+            f"commands of {staging_bytes} bytes: a command moves at most {at.LIST_MAX * at.MEMORY_PAGE} bytes to a "
+            "drive"
         )
     return 0 if entries < 2 else 8 << (entries - 1).bit_length()

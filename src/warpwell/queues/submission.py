@@ -1,20 +1,20 @@
 """Submission: the lock-free ring of the paper (section III-C), and command ids.
 
-A ticket gives an entry and a turn; the turn counter admits the thread to its entry; it writes its 64 bytes
-and sets its mark (its ticket + 1). The thread that takes the mark at the tail is the mover: it takes all consecutive
-marks, rings the doorbell once for the batch, stores the tail, and looks at the new tail's mark once more. A
-thread that finds the tail's mark taken may leave, because marks change only by acquire-release exchange:
-either the mover's second look comes after the thread's mark and takes it, or it came before, and then the
-thread reads the mover's new tail. The doorbell is rung before the tail is stored, so that two movers cannot
-ring out of order.
+A thread draws a ticket, which determines an entry and a turn. The turn counter admits the thread to its entry; the
+thread writes its 64 bytes and sets its mark (its ticket + 1). The thread that takes the mark at the tail is the mover:
+it takes all consecutive marks, rings the doorbell once for the batch, stores the tail, and checks the mark at the new
+tail once more. A thread that finds that the mark at the tail was taken may return, because marks change only by
+acquire-release exchange. Either the mover's second check happens after the thread has set its mark, and takes the mark;
+or it happened before, and then the thread reads the mover's new tail. The doorbell is rung before the tail is stored,
+so that two movers cannot ring out of order.
 
-Ids are half as many as the entries and are freed only after the completion was drained, which also
-raised the turns of all entries the controller had fetched; so an admitted thread practically never waits. It does
-where a controller tells a head that does not move: then the queues are lost (`queues.loss`).
+There are half as many ids as entries. An id is freed only after its completion was drained, and the drain also raises
+the turns of all entries that the controller has fetched, so a thread practically never waits for its turn. It waits if
+the controller reports a head that does not move: then the queues are lost (`queues.loss`).
 
-A cid is an id with a generation above it, 16 bits in all: the host's choice. Each use of an id has the next generation,
-and the id's state has the generation of the current use. So a completion that comes once more names an older use. It is
-believed only if all generations have passed since (256 with rings of 512 entries).
+A cid has 16 bits: an id, and above it a generation, which the host chooses. Each use of an id has the next generation,
+and the id's state has the generation of the current use. So a duplicate completion names an older use. It is accepted
+only if all generations were used in between (256 with rings of 512 entries).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from warpwell.targets.primitives import (
 
 from . import layout as at
 from .layout import I8
-from .loss import accuse, lost
+from .loss import latch_violation, lost
 
 
 @device
@@ -50,7 +50,7 @@ def field(record, index):
 
 @device
 def id_of(queue, cid):
-    """Return the id of a cid: it without its generation (thread)."""
+    """Return the id of a cid: the cid without its generation (thread)."""
     return cid & (field(queue, at.Q_N_IDS) - 1)
 
 
@@ -62,7 +62,7 @@ def id_record(queue, cid):
 
 @device
 def state_word(queue, cid, kind):
-    """Return what the state of an id is while a use of it, `cid`, is of a kind below `DONE` (thread)."""
+    """Return the state of an id whose use `cid` has a kind below `DONE` (thread)."""
     return ((cid & -field(queue, at.Q_N_IDS)) << 8) | kind
 
 
@@ -76,14 +76,14 @@ def staging_of(queue, cid):
 def take_id(queue, reserve):
     """Take a command id and return its cid, or -1 (thread; never waits).
 
-    `reserve` ids are left for others: a prefetch passes a quarter of them. Acquires what the id's last
-    owner did before `release_id`.
+    `reserve` ids stay available to other callers: a prefetch passes a quarter of all ids. Acquires all accesses of the
+    id's last owner before `release_id`.
     """
     count = field(queue, at.Q_N_IDS)
-    # looked at first: thousands that add and take back at once would keep the count above what is there
+    # check first: thousands of threads that add and subtract at once would keep the count above the number of taken ids
     if load_relaxed(queue + 8 * at.Q_IN_USE, DEVICE) >= count - reserve:
         return -1
-    # these count and hint, and order nothing: the id's state does
+    # the count and the hint are unordered; the id's state has the memory order
     if fetch_add_as(queue + 8 * at.Q_IN_USE, 1, I8) >= count - reserve:
         fetch_add_as(queue + 8 * at.Q_IN_USE, -1, I8)
         return -1
@@ -100,7 +100,7 @@ def take_id(queue, reserve):
 
 @device
 def release_id(queue, cid):
-    """Give an id and its staging buffer back, for the next generation (thread; releases what it did before)."""
+    """Release an id and its staging buffer, for the next generation (thread; release order)."""
     after = (cid + field(queue, at.Q_GENERATION)) & 0xFFFF
     store_release(id_record(queue, cid) + 8 * at.ID_STATE, state_word(queue, after, at.FREE), DEVICE)
     fetch_add_as(queue + 8 * at.Q_IN_USE, -1, I8)
@@ -118,7 +118,7 @@ def reuse_id(queue, cid):
 def prp2_of(queue, cid, nbytes):
     """Return prp2 of a command that moves `nbytes` bytes between storage and an id's staging, 0 for none (thread).
 
-    It is the second memory page of staging, or the id's list of all pages after the first, which `QueuePairs` has
+    prp2 is the second memory page of staging, or the id's list of all pages after the first, which `QueuePairs` has
     filled in. Queues without lists need none.
     """
     lists = field(queue, at.Q_LISTS)
@@ -131,18 +131,18 @@ def prp2_of(queue, cid, nbytes):
 
 @device
 def submit(queue, word0, prp1, prp2, slba, control):
-    """Put a Command in the ring and see to it that a doorbell is rung for it (thread).
+    """Put a Command in the ring and ensure that a doorbell is rung for it (thread).
 
-    Everything the thread did before is visible to the controller when it reads the command. `word0` holds
-    opcode, id and namespace, `prp1` the data address, `prp2` the rest of it (see `prp2_of`; 0 is not stored), `slba`
-    the first block, `control` the block count. Returns False, with nothing submitted, only if the controller is lost.
+    All earlier accesses of the thread are visible to the controller when it reads the command. `word0` has opcode, id
+    and namespace, `prp1` the data address, `prp2` the second address (see `prp2_of`; 0 is not stored), `slba` the first
+    block, `control` the block count. Returns False, with nothing submitted, only if the controller is lost.
     """
     shift = field(queue, at.Q_DEPTH_SHIFT)
     mask = (1 << shift) - 1
     ticket = take_entry(queue, shift)
     if ticket < 0:
         return False
-    # the other words mean nothing to a block namespace: each store less is one less on the bus
+    # a block namespace ignores the other words, and each store crosses the bus
     entry = field(queue, at.Q_SQ) + 64 * (ticket & mask)
     store_relaxed(entry, word0, SYSTEM)
     store_relaxed(entry + 24, prp1, SYSTEM)
@@ -157,10 +157,10 @@ def submit(queue, word0, prp1, prp2, slba, control):
 
 @device
 def submit_entry(queue, word0, word1, prp1, word5, word6, word7):
-    """Put a Command that uses more words in the ring, as `submit` does: one with a key (thread).
+    """Put a Command with a key, which uses more words, in the ring like `submit` (thread).
 
-    `word1` and `word7` hold the key, `word5` the sizes of key and value (see `warpwell.nvme.key_value`); the
-    words of mptr and prp2 are those that the ring was made with, zero.
+    `word1` and `word7` have the key, `word5` the sizes of key and value (see `warpwell.nvme.key_value`); the words of
+    mptr and prp2 stay zero.
     """
     shift = field(queue, at.Q_DEPTH_SHIFT)
     mask = (1 << shift) - 1
@@ -183,9 +183,10 @@ def submit_entry(queue, word0, word1, prp1, word5, word6, word7):
 def take_entry(queue, shift):
     """Take the next entry of the ring and wait for its turn; return the ticket (thread).
 
-    Return -1 if the controller is lost: the entry stays empty, and nothing gets past it until the queues are rewound.
+    Return -1 if the controller is lost: the entry stays empty, and the tail cannot pass it until the queues are
+    rewound.
     """
-    ticket = fetch_add_as(queue + 8 * at.Q_TICKET, 1, I8)  # the turn orders
+    ticket = fetch_add_as(queue + 8 * at.Q_TICKET, 1, I8)  # relaxed: the turn has the memory order
     turn = field(queue, at.Q_TURNS) + 8 * (ticket & ((1 << shift) - 1))
     attempt = 0
     since = 0
@@ -196,7 +197,7 @@ def take_entry(queue, shift):
         attempt += 1
         if attempt & 31 == 0:
             if clock_ns() - since > field(queue, at.Q_TURN_NS):
-                accuse(queue, at.NO_TURN, 0)
+                latch_violation(queue, at.NO_TURN, 0)
             if lost(queue):
                 return -1
     return ticket
@@ -204,7 +205,7 @@ def take_entry(queue, shift):
 
 @device
 def mark(queue, ticket, mask):
-    """Tell movers that the entry of a ticket is written (thread; releases what was written)."""
+    """Mark the entry of a ticket as written, for the mover (thread; release order)."""
     exchange(field(queue, at.Q_MARKS) + 8 * (ticket & mask), ticket + 1, DEVICE)
 
 
@@ -218,15 +219,15 @@ def ring(queue, mask):
         mark_at = marks + 8 * (tail & mask)
         found = exchange(mark_at, 0, DEVICE)
         if found == tail + 1:
-            tail = follow(marks, tail + 1, mask)
+            tail = take_marks(marks, tail + 1, mask)
             moved = True
         elif found != 0:
-            # this thread slept for a lap and took a later one's mark: put it back, and move from today's
-            # tail, because a mover may have seen the hole meanwhile and left
+            # this thread slept for a lap and took the mark of a later ticket: put it back, and continue from the
+            # current tail, because a mover may have seen the gap in the meantime and returned
             exchange(mark_at, found, DEVICE)
             tail = load_acquire(queue + 8 * at.Q_TAIL, DEVICE)
         elif moved:
-            # acquires the marks that were taken relaxed, and releases the entries to the controller
+            # acquire the marks that were taken relaxed, and release the entries to the controller
             fence(SYSTEM)
             store_relaxed(field(queue, at.Q_SQ_DOORBELL), tail & mask, SYSTEM)
             store_release(queue + 8 * at.Q_TAIL, tail, DEVICE)
@@ -236,10 +237,10 @@ def ring(queue, mask):
 
 
 @device
-def follow(marks, tail, mask):
+def take_marks(marks, tail, mask):
     """Take the marks from the one at `tail` on, four at a time; return the tail after them (the mover; relaxed).
 
-    One exchange after another, of acquire-release order, would bound the commands of a queue: each is a trip to memory.
+    Consecutive exchanges with acquire-release order would limit the rate of a queue: each is a round trip to memory.
     """
     while True:
         first = marks + 8 * (tail & mask)
@@ -252,7 +253,7 @@ def follow(marks, tail, mask):
         d = load_relaxed(fourth, DEVICE)
         if a != tail + 1 or b != tail + 2 or c != tail + 3 or d != tail + 4:
             return tail
-        # marks are above 0: the least of a mark and 0 is 0
+        # marks are above 0: the minimum of a mark and 0 is 0
         a = fetch_min_as(first, 0, I8)
         b = fetch_min_as(second, 0, I8)
         c = fetch_min_as(third, 0, I8)
@@ -260,7 +261,7 @@ def follow(marks, tail, mask):
         if a == 0 or b == 0 or c == 0 or d == 0:
             break
         tail += 4
-    # a thread that slept for a lap has one of them and puts it back: those behind it have to wait
+    # a thread that slept for a lap has one of the marks and will put it back: the marks after it have to wait
     run = 0
     if a != 0:
         run = 1

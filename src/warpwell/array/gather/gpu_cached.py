@@ -194,8 +194,7 @@ class GpuCachedRows(CachedRows):
 
 @native
 def fill_slots(slots: int, copier: int, pinned: int) -> int:
-    """Copy chunks of rows to slots until none is left (any number of threads); return 1 if it waited too long for a
-    slot.
+    """Copy chunks of rows to slots until none is left (any number of threads); return 1 after a timeout.
 
     Chunk numbers are drawn from a counter, so that all earlier chunks have been drawn when a thread waits for the slot
     of its own: slots fill in order, and no thread waits for a chunk that no thread copies.

@@ -96,8 +96,9 @@ ARRAY = memory_window(_get_of_array, _put_to_array)
 
 
 def _accessors(code: str, address_of: Maker) -> tuple[Maker, Maker]:
-    """Return `get` and `put` of contiguous items from ``address_of(array, buffer, i)`` on. Both subscript an array,
-    because compilers do not vectorize loops over addresses that are integers.
+    """Return `get` and `put` of contiguous items from ``address_of(array, buffer, i)`` on.
+
+    Both subscript an array, because compilers do not vectorize loops over addresses that are integers.
     """
     item = item_of(code)
     decode, encode, stored = item.decode, item.encode, item.stored

@@ -609,8 +609,7 @@ def folding(source: Stored, rank_of: Maker, shared: bool, fold_one: Maker = fold
 
 @functools.cache
 def storing_elsewhere(source: Stored, put: Maker, rank_of: Maker, shared: bool) -> Maker:
-    """Return ``(f, target, source, lo, hi, *args)``, which stores f of each item of a cached source by a function
-    `put`.
+    """Return ``(f, target, source, lo, hi, *args)``, which stores f of each item of a cached source by `put`.
 
     `put` is a device function ``(target, i, value)``; the other parameters are those of `folding`.
     """
