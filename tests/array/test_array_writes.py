@@ -575,9 +575,9 @@ def test_a_view_from_before_the_frames_moved_is_refused(tmp_path: Path) -> None:
         never_used = a.view()
         ww.open(path, cache=cache).close()
         for view in (used, never_used):
-            with pytest.raises(errors.ClosedError, match="take a new one"):
+            with pytest.raises(errors.ClosedError, match=r"call a\.view\(\) for each launch"):
                 fill[1](view, 3, 6, device="cpu")
-            with pytest.raises(errors.ClosedError, match="take a new one"):
+            with pytest.raises(errors.ClosedError, match=r"call a\.view\(\) for each launch"):
                 view.flat()
         with a.active() as view:
             fill[1](view, 4, 6, device="cpu")

@@ -79,7 +79,7 @@ def test_kernels_and_the_host_give_back_their_own_pins_alone(tmp_path: Path, dev
     with ww.open(tmp_path / "a.npy", cache=PAGE * 8, page_size=PAGE, device=device) as a:
         got = np.zeros(1, np.int64)
         a.pin(0, 1)
-        with pytest.raises(errors.KernelError, match="no kernel holds"):
+        with pytest.raises(errors.KernelError, match="no kernel has pinned"):
             unpin_often[1](a, np.array([1]))
         with pytest.raises(errors.KernelError, match="unpin them first"):
             a.evict()

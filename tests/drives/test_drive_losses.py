@@ -265,7 +265,7 @@ def test_closing_gives_back_queues_and_threads(qemu: QemuDrive) -> None:
 def test_pages_hold_whole_blocks() -> None:
     with QemuDrive([QemuNamespace("1MiB", block=4096)]) as qemu, qemu.open() as opened:
         with DriveMedium(opened.namespace(1)) as medium:
-            with pytest.raises(errors.ArgumentError, match="blocks of 4096 bytes, and a page has 512"):
+            with pytest.raises(errors.ArgumentError, match="blocks of 4096 bytes, but a page has 512"):
                 ww.open(medium, dtype="u1", device="cpu", page_size=512, cache=4096)
             with pytest.raises(errors.ArgumentError, match="stripe_bytes must be a multiple of 4096"):
                 Striped([medium], 512)

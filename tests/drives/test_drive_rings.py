@@ -416,7 +416,7 @@ def test_a_forwarder_that_does_not_end_keeps_its_memory(tmp_path, monkeypatch) -
         monkeypatch.setattr(forwarder, "stop", lambda: ended() and False)
         alive = [forwarder]  # as if its thread did not end
         a.close()
-        with pytest.raises(errors.DriveLostError, match="doorbells does not end"):
+        with pytest.raises(errors.DriveLostError, match="doorbells does not stop"):
             drive.transport.check()
         drive.stop()
         del a

@@ -75,7 +75,7 @@ FORMATS: list[tuple[str, Callable[[Any], Any]]] = [
     ("protection information of type 1", lambda n: n.__setitem__("dps", 1)),
     ("blocks have 0 bytes", lambda n: n["lbaf"].__setitem__(0, 8 << 16)),
     ("blocks have 0 bytes", lambda n: n["lbaf"].__setitem__(0, 200 << 16)),
-    ("blocks have 262144 bytes, and not 512 to 131072", lambda n: n["lbaf"].__setitem__(0, 18 << 16)),
+    ("blocks have 262144 bytes, not 512 to 131072", lambda n: n["lbaf"].__setitem__(0, 18 << 16)),
     ("shared with other controllers", lambda n: n.__setitem__("nmic", 1)),
     ("it has 0 blocks", lambda n: n.__setitem__("nsze", 0)),
     ("it has 18446744073709551615 blocks", lambda n: n.__setitem__("nsze", 2**64 - 1)),
@@ -159,7 +159,7 @@ def test_a_queue_that_is_refused_leaves_nothing() -> None:
         assert wire.received_commands[-1] == (0, controller.DELETE_CQ)
         wire.status = {}
         assert [drive.host_queue().qid for _ in range(3)] == [1, 2, 3]
-        with pytest.raises(errors.DriveError, match="grants 3 I/O queues, and all are in use"):
+        with pytest.raises(errors.DriveError, match="grants 3 I/O queues, but all are in use"):
             drive.host_queue()
         drive.delete_pair(2)
         assert drive.host_queue().qid == 2
@@ -231,7 +231,7 @@ def test_an_answer_that_never_comes_is_a_loss_and_memory_waits_for_the_reset(mon
 
 
 def test_fatal_status_and_registers_of_ones_lose_the_drive() -> None:
-    for status, why in ((2, r"fatal error \(CSTS 0x3\)"), (controller.ALL_ONES, "not there any more")):
+    for status, why in ((2, r"fatal error \(CSTS 0x3\)"), (controller.ALL_ONES, "it was removed")):
         wire = ScriptedDrive()
         drive = Drive(wire)
         drive.timeout = 0.05
@@ -357,7 +357,7 @@ def test_an_arena_lies_where_a_drive_can_reach_it() -> None:
     arena = DmaArena(1 << 16, ranges=[(0, 0xFFFF), (0x200_0000_0000, 0x200_FFFF_FFFF)])
     low_arena = DmaArena(1 << 16, ranges=[(0, 0xFFFF), (0x200_0000_0000, 0x200_FFFF_FFFF)])
     assert {a.address >> 32 for a in (arena, low_arena)} == {0x200} and arena.address != low_arena.address
-    with pytest.raises(errors.DriveError, match="take a smaller arena"):
+    with pytest.raises(errors.DriveError, match="choose a smaller arena"):
         DmaArena(1 << 20, ranges=[(0x200_0000_0000, 0x200_0000_FFFF)])
     with pytest.raises(errors.ArgumentError, match="power of two"):
         DmaArena(3 << 20)
@@ -453,7 +453,9 @@ def test_another_drive_that_comes_back_is_refused() -> None:
     with drive:
         wire.controller["sn"] = b"another"
         wire.controller["mdts"] = 1
-        with pytest.raises(errors.DriveLostError, match=r"another one .*serial is 'another'.*max_transfer is 8192"):
+        with pytest.raises(
+            errors.DriveLostError, match=r"a different drive answers .*serial is 'another'.*max_transfer is 8192"
+        ):
             drive.recover()
         assert drive.failure is not None and drive.serial == "" and drive.max_transfer > 8192
         held = drive.arena.allocate(4096).address  # it is enabled: freed memory is quarantined
@@ -465,7 +467,7 @@ def test_another_drive_that_comes_back_is_refused() -> None:
     foreign.fail("of a test")
     medium.namespace.drive.recover()
     foreign.namespace["nsze"] = 63
-    with pytest.raises(errors.DriveError, match=r"came back as another one .blocks is 63, and was 64"):
+    with pytest.raises(errors.DriveError, match=r"is a different one after the restart .blocks is 63, but was 64"):
         medium.renew()
     medium.namespace.drive.close()
 

@@ -88,7 +88,7 @@ def test_an_array_on_a_device(loop: Callable[..., Path]) -> None:
     device = loop(items)
     with ww.open(device, "r+", dtype=np.int32, shape=(100, 300), offset=4096, device="cpu", cache="64KiB") as a:
         assert a.tier == "storage" and a[3, 4] == 1024 + 904
-        with pytest.raises(errors.SharingError, match=r"is in use: .* by an array of this one"):
+        with pytest.raises(errors.SharingError, match=r"is in use: .* by an array of this program"):
             ww.open(device, "r+", dtype=np.int32, device="cpu")
         a[3] = np.zeros(300, np.int32)
     with ww.open(str(device), dtype=np.int32, device="cpu") as a:

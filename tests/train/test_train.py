@@ -321,17 +321,17 @@ RECORDED_EDGES = [826, 827, 829, 830, 1193, 1194]
 
 
 def test_draws_are_uniform_and_distinct(graph: ww.graph.Graph) -> None:
-    first, neighbors = in_edges_of(graph)(7)
+    first, in_edges = in_edges_of(graph)(7)
     neighbors = ww.train.Neighbors(graph, [3], 1, seed=1, vertices=[7])
-    counts = np.zeros(len(neighbors))
+    counts = np.zeros(len(in_edges))
     draws = 600
     for number in range(draws):
         counts[neighbors[number].edges - first] += 1
-    expected = draws * 3 / len(neighbors)
+    expected = draws * 3 / len(in_edges)
     assert counts.sum() == 3 * draws
     # Chi-square with len - 1 degrees of freedom: a tolerance of five standard deviations.
     chi = ((counts - expected) ** 2 / expected).sum()
-    assert abs(chi - len(neighbors)) < 5 * np.sqrt(2 * len(neighbors))
+    assert abs(chi - len(in_edges)) < 5 * np.sqrt(2 * len(in_edges))
 
 
 def test_neighbors_that_cannot_be(graph: ww.graph.Graph, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ _KEEP_LATE = """        if has_entry and results != 0:
                           load_relaxed(entry_of(queue, position, shift), SYSTEM), DEVICE)
 """
 _TAKEN_HEAD = """    if count > 0:
-        # released, because it tells submitters that the entries were read
+        # release order, because submitters see from this value that the entries were read
         store_release(port + 8 * at.P_SQ_HEAD, head + count, SYSTEM)
 """
 _FETCHING = """    lock = port + 8 * at.P_FETCH_LOCK

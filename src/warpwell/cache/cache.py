@@ -50,7 +50,7 @@ class OpeningProcess:
         """Raise `ForkError` in a process that was forked from that process."""
         if self.forked:
             raise errors.ForkError(
-                f"{name} was opened in process {self.pid} but this process ({os.getpid()}) was forked from it: open "
+                f"{name} was opened in process {self.pid}, but this process ({os.getpid()}) was forked from it: open "
                 "it again here, by its path"
             )
 

@@ -103,7 +103,7 @@ class DmaArena:
                 at += max(self.nbytes, 1 << 30)
         raise errors.DriveError(
             f"the addresses that a drive reaches have no {self.nbytes} free bytes in one piece "
-            f"({', '.join(f'{a:#x} to {b:#x}' for a, b in ranges)}): take a smaller arena"
+            f"({', '.join(f'{a:#x} to {b:#x}' for a, b in ranges)}): choose a smaller arena"
         )
 
     def allocate(self, nbytes: int) -> Block:
@@ -121,7 +121,7 @@ class DmaArena:
         self._check()
         size = -(-max(nbytes, 8) // ALIGNMENT) * ALIGNMENT
         with self._lock:
-            self._check()  # Another thread may have closed it.
+            self._check()  # Another thread may have closed the arena.
             self._reclaim()
             for k, (offset, free) in enumerate(self._free):
                 if free >= size:
@@ -130,7 +130,9 @@ class DmaArena:
             else:
                 waiting = sum(dropped for _, dropped in self._dropped.copy())
                 why = (
-                    f"{waiting} are in quarantine until a reset" if waiting else "take smaller depths or a larger arena"
+                    f"{waiting} are in quarantine until a reset"
+                    if waiting
+                    else "choose smaller depths or a larger arena"
                 )
                 raise errors.DriveError(f"the drive's memory of {self.nbytes} bytes has no {size} in one piece: {why}")
             used = min(size, max(0, self._touched - offset))
@@ -167,8 +169,8 @@ class DmaArena:
     def _check(self) -> None:
         if os.getpid() != self._pid:
             raise errors.ForkError(
-                f"the drive's memory belongs to process {self._pid}, and this is {os.getpid()}, forked from it: use "
-                "the drive there, or open another drive here"
+                f"the drive's memory belongs to process {self._pid}, from which this process ({os.getpid()}) was "
+                "forked: use the drive there, or open another drive here"
             )
         if self._closed:
             raise errors.ClosedError("the drive's memory is closed: open the drive again")
@@ -208,8 +210,8 @@ class _Pinned:
         self.unpin = pin(block.address, -(-block.nbytes // ALIGNMENT) * ALIGNMENT)
         if self.unpin is None:
             raise errors.DriveError(
-                f"CUDA does not page-lock {block.nbytes} bytes of the drive's memory: take smaller depths, or open the "
-                'array with device="cpu"'
+                f"CUDA does not page-lock {block.nbytes} bytes of the drive's memory: choose smaller depths, or open "
+                'the array with device="cpu"'
             )
 
     def __del__(self) -> None:
@@ -224,7 +226,7 @@ class _ArenaMemory(Allocator):
         self._own = memory_for(device)
 
     def allocate(self, nbytes: int) -> Block:
-        # A forked child gets a copy: ids that it takes are not taken in the parent.
+        # A forked child has a copy: ids that the child takes are not taken in the parent.
         return self._own.allocate(nbytes) if self.device == "cuda" else private_block(nbytes)
 
     def allocate_shared(self, nbytes: int) -> Block:
@@ -239,7 +241,7 @@ def _map_at(address: int, nbytes: int, fd: int, flags: int) -> bool:
     if got == address:
         return True
     if got not in (None, _FAILED):
-        libc.munmap(got, nbytes)  # A kernel older than 4.17 treats the address as a hint.
+        libc.munmap(got, nbytes)  # Kernels before 4.17 treat the address as a hint.
     return False
 
 

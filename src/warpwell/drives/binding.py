@@ -1,4 +1,4 @@
-"""`bind` hands a drive from the kernel's driver to vfio-pci, so that programs can use it; `unbind` reverses that.
+"""`bind` moves a drive from the kernel's driver to vfio-pci, so that programs can use it; `unbind` moves it back.
 
 No other module of Warpwell binds a drive. Binding takes all namespaces of the controller from the kernel, so it is
 refused while one of them is in use. Two checks complement each other:
@@ -35,7 +35,7 @@ def refusals(drive: PciDrive) -> list[str]:
     if drive.functions:
         found.append(f"{drive.functions} virtual functions are active, and may be in use (write 0 to sriov_numvfs)")
     if drive.driver not in (None, KERNEL_DRIVER, VFIO_DRIVER):
-        found.append(f"the driver {drive.driver} has it")
+        found.append(f"it is bound to the driver {drive.driver}")
     if drive.group is None:
         found.append(
             "there is no IOMMU group, so nothing would keep the drive inside Warpwell's memory: switch the IOMMU on "
@@ -43,14 +43,14 @@ def refusals(drive: PciDrive) -> list[str]:
         )
     if drive.neighbors:
         found.append(
-            f"its IOMMU group {drive.group} is not viable: it also has {', '.join(drive.neighbors)}; they would have "
-            "to be given up too (a slot of its own helps)"
+            f"its IOMMU group {drive.group} is not viable: it also has {', '.join(drive.neighbors)}; unbind these "
+            "devices too, or move the drive to a slot with its own group"
         )
     return found
 
 
 def bind(name: str, machine: Machine | None = None, user: int | None = None) -> PciDrive:
-    """Hand a drive to vfio-pci. It stays there until `unbind` or the next start of the machine.
+    """Bind a drive to vfio-pci, until `unbind` or the next start of the machine.
 
     Parameters
     ----------
@@ -70,8 +70,8 @@ def bind(name: str, machine: Machine | None = None, user: int | None = None) -> 
     ArgumentError
         This machine has no drive of this name.
     DriveError
-        The drive is in use, or unsafe to bind: it was not changed. Or a driver did not bind or release it, and it was
-        returned to the kernel's driver.
+        The drive is in use, or unsafe to bind: it was not changed. Or a driver did not bind or release the drive, which
+        was returned to the kernel's driver.
     """
     machine = machine or Machine()
     drive = machine.drive(name)
@@ -96,12 +96,12 @@ def bind(name: str, machine: Machine | None = None, user: int | None = None) -> 
 
 
 def unbind(name: str, machine: Machine | None = None) -> PciDrive:
-    """Hand a drive back to the kernel's driver.
+    """Return a drive to the kernel's driver.
 
     Parameters
     ----------
     name : str
-        As for `bind`; a drive that vfio-pci has is known by its address only.
+        As for `bind`; a drive that is bound to vfio-pci is known only by its address.
     machine : Machine, optional
 
     Returns
@@ -114,12 +114,12 @@ def unbind(name: str, machine: Machine | None = None) -> PciDrive:
     ArgumentError
         This machine has no drive of this name.
     DriveError
-        A program has it open, another driver has it, or the kernel's driver did not bind it.
+        A program has the drive open, it is bound to another driver, or the kernel's driver did not bind it.
     """
     machine = machine or Machine()
     drive = machine.drive(name)
     if drive.driver not in (None, KERNEL_DRIVER, VFIO_DRIVER):
-        raise _refused(drive, [f"the driver {drive.driver} has it"])
+        raise _refused(drive, [f"it is bound to the driver {drive.driver}"])
     if drive.driver == VFIO_DRIVER and drive.group is not None:
         # The kernel would wait without a time-out until that program has closed it.
         node = machine.dev / "vfio" / str(drive.group)
@@ -135,7 +135,7 @@ def unbind(name: str, machine: Machine | None = None) -> PciDrive:
 
 
 def _hand_over(machine: Machine, address: str, driver: str | None) -> None:
-    """Bind a device to a driver, or with None to the kernel's choice."""
+    """Bind a device to a driver, or with None to the driver that the kernel chooses."""
     folder = machine.device(address)
     _write(folder / "driver_override", driver or "\n", address)
     expected = driver or KERNEL_DRIVER

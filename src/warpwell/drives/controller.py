@@ -59,12 +59,12 @@ class DriveRings:
         require_processor()
         if device == "interp":
             raise errors.ArgumentError(
-                f'device "interp" cannot see stores of drive {drive.address} to memory: take device="cpu"',
+                f'device "interp" cannot see stores of drive {drive.address} to memory: choose device="cpu"',
                 name="device",
             )
         if page_size > drive.max_transfer:
             raise errors.ArgumentError(
-                f"drive {drive.address} moves at most {drive.max_transfer} bytes a command: take a smaller page_size",
+                f"drive {drive.address} moves at most {drive.max_transfer} bytes a command: choose a smaller page_size",
                 name="page_size",
             )
         merge = 1 if device == "cpu" else max(1, min(rings.merge, drive.max_transfer // page_size))
@@ -81,7 +81,7 @@ class DriveRings:
             else:
                 raise errors.ArgumentError(
                     f"{MIN_ENTRIES // 2} pages of {page_size} bytes need more than half of the {2 * room} bytes of "
-                    f"the arena of drive {drive.address}: take a smaller page_size, or a larger arena",
+                    f"the arena of drive {drive.address}: choose a smaller page_size, or a larger arena",
                     name="page_size",
                 )
         return Rings(queues, depth, merge)
@@ -96,7 +96,7 @@ class DriveRings:
 
 
 def _shared_bytes(queues: int, depth: int, staging: int) -> int:
-    """Return about how much shared memory `QueuePairs` takes."""
+    """Return an estimate of the shared memory of `QueuePairs`, in bytes."""
     return queues * (80 * depth + 8192 + depth // 2 * (staging + 4096))
 
 
@@ -156,8 +156,8 @@ class DriveController:
             self._require_open()
             if medium.nbytes and (namespace is None or namespace.drive is not self.drive):
                 raise errors.ArgumentError(
-                    f"the rings of this cache are served by drive {self.drive.address}, and {medium.name!r} is not on "
-                    "it: open it with a cache of its own",
+                    f"drive {self.drive.address} serves the rings of this cache, but {medium.name!r} is not on it: "
+                    "open it with its own cache",
                     name="cache",
                 )
             address = NamespaceAddress(0, 9, 0)
@@ -165,7 +165,7 @@ class DriveController:
                 self.drive.transport.require(namespace.generation)
                 if namespace.block > unit:
                     raise errors.ArgumentError(
-                        f"{medium.name} has blocks of {namespace.block} bytes: take a page_size of at least that",
+                        f"{medium.name} has blocks of {namespace.block} bytes: choose a page_size of at least that",
                         name="page_size",
                     )
                 reach = medium.nbytes // unit * unit
@@ -280,7 +280,7 @@ class DriveController:
             self._closed = True
         # A forwarder that does not end keeps the rings alive, because it still reads their words.
         if not self.forwarder.stop():
-            self.drive.transport.fail("the thread that rings its doorbells does not end", self.generation)
+            self.drive.transport.fail("the thread that rings its doorbells does not stop", self.generation)
         self.drive.release_pairs(self._queues, self.generation)
 
     def _require_open(self) -> None:

@@ -8,11 +8,11 @@ without the interpreter lock. The forwarder also serves a GPU, with words in pin
 - A word is loaded with acquire order, and `Transport.native_store` orders its store after earlier loads: the controller
   finds the entries that the word announces. The thread records the value that it stored; the next round finds a later
   one.
-- Words change only within launches. The loop looks for launches *before* it looks at the words. If it then finds no
+- Words change only within launches. The loop checks for launches *before* it loads the words. If it then finds no
   launch and no change, no word is left to forward, and the thread leaves. `begin` counts a launch before it submits the
-  forwarder to the I/O threads. A launch that the loop did not see, even if it has ended, keeps the forwarder in need of
-  a thread.
-- Every `WATCH_SECONDS` it returns to Python to check the controller. An error there fails the controller, so that
+  forwarder to the I/O threads. If the loop has not seen a launch, even one that has ended, the forwarder still needs a
+  thread.
+- Every `WATCH_SECONDS` the loop returns to Python to check the controller. An error there fails the controller, so that
   launches end instead of waiting for doorbells.
 - `stop` returns when no thread forwards any more. Only then may the controller be reset: a mapped register vanishes
   with its device, and an access raises SIGBUS.
@@ -113,7 +113,7 @@ class DoorbellForwarder:
         RuntimeError
             The system cannot start a thread; nothing is counted.
         """
-        _serve_loop.load()  # The launching thread compiles or loads it, so that doorbells do not wait for that.
+        _serve_loop.load()  # The launching thread compiles or loads the loop, so that doorbells do not wait for that.
         with self._lock:
             self._record[R_LAUNCHES] += 1
             self._launch_count += 1
@@ -188,7 +188,7 @@ def require_processor() -> None:
     machine = platform.machine()
     if machine.lower() not in ("x86_64", "amd64"):
         raise errors.DriveError(
-            f"drives need an x86-64 processor, and this is {machine}: use the drive through the operating system"
+            f"drives need an x86-64 processor, but this is {machine}: use the drive through the operating system"
         )
 
 

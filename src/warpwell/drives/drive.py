@@ -52,7 +52,7 @@ class User(Protocol):
     def quiesce(self) -> bool:
         """End all use of a failed drive for good: no access to its registers or memory follows.
 
-        Return False if that takes much longer than `QUIESCE_SECONDS`. Called within `Drive.held`, possibly repeatedly.
+        Return False after a timeout of about `QUIESCE_SECONDS`. Called within `Drive.held`, possibly repeatedly.
         """
 
 
@@ -130,7 +130,7 @@ class Drive:
     def _read_capabilities(self) -> None:
         version = self.transport.read32(controller.VS)
         if version == controller.ALL_ONES:
-            raise self.transport.fail("its registers read as all ones: it is not there any more, or not powered")
+            raise self.transport.fail("its registers read as all ones: it was removed, or is not powered")
         cap = self.transport.read64(controller.CAP)
         self.version = controller.vs_text(version)
         self.entries = controller.cap_entries(cap)
@@ -140,9 +140,11 @@ class Drive:
         if not controller.cap_command_sets(cap) & controller.CSS_NVM:
             raise self._refusal("it has no NVM command set")
         if self._unit > PAGE:
-            raise self._refusal(f"its smallest memory page has {self._unit} bytes, and not {PAGE}")
+            raise self._refusal(f"its smallest memory page has {self._unit} bytes, not {PAGE}")
         if self.entries < MIN_ENTRIES:
-            raise self._refusal(f"its queues have at most {self.entries} entries, and not {MIN_ENTRIES}")
+            raise self._refusal(
+                f"its queues have at most {self.entries} entries, but at least {MIN_ENTRIES} are needed"
+            )
 
     def _enable(self) -> None:
         write = self.transport.write32
@@ -160,7 +162,7 @@ class Drive:
     def _disable(self) -> None:
         """Clear CC.EN and wait for CSTS.RDY to follow, in the time that CAP.TO gives."""
         if self.transport.read32(controller.CC) & 1:
-            # An enable in progress has to end before CC.EN may change. One that failed ends here.
+            # An enable in progress must end before CC.EN may change. A failed enable ends here.
             self._until(lambda status: controller.csts_ready(status) or controller.csts_fatal(status))
         self.transport.write32(controller.CC, controller.cc_value(enable=False))
         status = self._until(lambda status: not controller.csts_ready(status))
@@ -173,7 +175,7 @@ class Drive:
         while True:
             status = self.transport.read32(controller.CSTS)
             if status == controller.ALL_ONES:
-                raise self.transport.fail("its registers read as all ones: it is not there any more")
+                raise self.transport.fail("its registers read as all ones: it was removed")
             if done(status) or time.monotonic() > until:
                 return status
             time.sleep(0.0005)
@@ -305,12 +307,14 @@ class Drive:
         try:
             self._start()
             changed = [
-                f"{name} is {now!r}, and was {before[name]!r}"
+                f"{name} is {now!r}, but was {before[name]!r}"
                 for name, now in identity().items()
                 if now != before[name]
             ]
             if changed:
-                raise self.transport.fail(f"it came back as another one ({', '.join(changed)}): close it")
+                raise self.transport.fail(
+                    f"a different drive answers after the restart ({', '.join(changed)}): close it"
+                )
         except BaseException:
             self.arena.quarantine()  # The controller may be enabled.
             raise
@@ -326,7 +330,7 @@ class Drive:
             The controller cannot be stopped. Its memory is not reused.
         """
         if os.getpid() != self._pid:
-            return  # The drive is the parent's.
+            return  # The drive belongs to the parent.
         with interruptible(lambda: None), self._lock:
             if self._closed:
                 return
@@ -408,13 +412,13 @@ class Drive:
         """
         if not 2 <= entries <= self.entries:
             raise errors.ArgumentError(
-                f"queues of {entries} entries: drive {self.address} has 2 to {self.entries}", name="depth"
+                f"queues of {entries} entries: choose 2 to {self.entries} for drive {self.address}", name="depth"
             )
         with interruptible(lambda: None), self._lock:
             qid = next((q for q in range(1, self.queues + 1) if q not in self._pairs), 0)
             if not qid:
                 raise self._error(
-                    f"it grants {self.queues} I/O queues, and all are in use: close a user, or request fewer queues"
+                    f"it grants {self.queues} I/O queues, but all are in use: close a user, or request fewer queues"
                 )
             self._run(controller.create_completion_queue(qid, entries, completion), "create I/O completion queue")
             try:
@@ -463,7 +467,7 @@ class Drive:
                     qid = self.create_pair(submission, completion, pairs.depth)
                     queues.append(qid)
                     pairs.set_queue_id(k, qid)
-                    # The head comes first: it makes room for the completions of new commands.
+                    # Store the head first: it makes room for the completions of new commands.
                     doorbells.append((head, controller.completion_doorbell(qid, self.stride)))
                     doorbells.append((tail, controller.submission_doorbell(qid, self.stride)))
             except BaseException:
@@ -618,15 +622,15 @@ class Namespace:
         csi = self._command_set()
         if csi != identify.CSI_NVM:
             name = {identify.CSI_KEY_VALUE: "keys and values", identify.CSI_ZONED: "zones"}.get(csi, "another kind")
-            return f"it is one of {name} (command set {csi}), and not of blocks"
-        reformat = "format it without (nvme format --lbaf=...), which erases it"
+            return f"it is a namespace of {name} (command set {csi}), not of blocks"
+        reformat = "format it without (nvme format --lbaf=...), which erases all data"
         if form.metadata:
             where = "behind each block" if form.extended else "in a separate buffer"
             return f"its format has {form.metadata} bytes of metadata {where}: {reformat}"
         if form.protection:
             return f"its format has protection information of type {form.protection}: {reformat}"
         if not form.block or form.block > min(self.drive.max_transfer, HOST_BYTES):
-            return f"its blocks have {form.block} bytes, and not 512 to {min(self.drive.max_transfer, HOST_BYTES)}"
+            return f"its blocks have {form.block} bytes, not 512 to {min(self.drive.max_transfer, HOST_BYTES)}"
         if shared:
             return "it is shared with other controllers, which may write to it"
         if not 0 < self.nbytes < 1 << 63:
@@ -688,7 +692,7 @@ class Namespace:
     def write_bytes(self, offset: int, data: NDArray[np.uint8]) -> None:
         """Write bytes from byte `offset`; raises as `read`.
 
-        A block that `data` covers in part is read first. Such writes to one drive exclude each other.
+        A block that `data` covers in part is read first. Only one such write to a drive runs at a time.
         """
         if not data.size:
             return

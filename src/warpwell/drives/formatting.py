@@ -57,8 +57,8 @@ def format_array(
     nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
     if DATA_AT + nbytes > namespace.nbytes:
         raise errors.ArgumentError(
-            f"an array of {nbytes} bytes does not fit on {name}: it has {namespace.nbytes}, {DATA_AT} of which are for "
-            "the header",
+            f"an array of {nbytes} bytes does not fit on {name}: the namespace has {namespace.nbytes}, of which the "
+            f"header takes {DATA_AT}",
             name="shape",
         )
     if erase != (expected := f"{drive.serial}/{namespace.nsid}"):

@@ -25,7 +25,7 @@ from ..nvme.controller import completion_doorbell, submission_doorbell
 from .transport import WATCH_SECONDS, Transport
 
 SPINS = 200
-"""Polls of the completion queue before a wait sleeps between two."""
+"""Number of polls of the completion queue before a wait sleeps between two polls."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Answer:
 class HostQueue:
     """A queue pair of the host. It carries out one command at a time; several threads may call `run`.
 
-    `Drive.host_queue` makes one, and `Drive.close` ends it.
+    `Drive.host_queue` creates a queue, and `Drive.close` ends it.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ class HostQueue:
         """
         self.transport.check()
         with interruptible(lambda: None), self._lock:
-            if self._busy:  # by a command of this thread
+            if self._busy:  # a command of this thread uses the queue
                 raise self._fail(f"a signal's handler ran {name} in the middle of another command")
             self.transport.check()
             self.transport.require(self.generation)
@@ -128,7 +128,7 @@ class HostQueue:
                     f"{error} (queue {self.qid}, {name})", drive=error.drive, namespace=nsid, command=name
                 ) from None
             except BaseException:
-                # A signal handler raised. The next command would take this completion for its own.
+                # A signal handler raised. The next command would mistake this completion for its own.
                 self._fail(f"{name} was abandoned")
                 raise
             finally:
@@ -165,4 +165,4 @@ class HostQueue:
         found = {"cid": word1_cid(word), "sqid": word1_sqid(word), "sqhd": word1_sqhd(word)}
         expected = {"cid": self._cid, "sqid": self.qid, "sqhd": self._tail}
         if found != expected:
-            raise self._fail(f"it completed {name} with {found} and not {expected}: it violates the specification")
+            raise self._fail(f"it completed {name} with {found} instead of {expected}: it violates the specification")

@@ -38,7 +38,7 @@ def drive_error(address: str, why: str, **details: Any) -> errors.DriveError:
 
 @dataclass(frozen=True)
 class KernelNamespace:
-    """A namespace that the kernel's driver has.
+    """A namespace of a drive that is bound to the kernel's driver.
 
     Attributes
     ----------
@@ -159,7 +159,9 @@ class Machine:
                     f"{address} is a PCI device, but not an NVMe drive: {_advice(found)}", name="address"
                 )
         else:
-            block = re.sub(r"(nvme\d+n\d+)p\d+", r"\1", name.removeprefix("/dev/"))  # A partition stands for its disk.
+            block = re.sub(
+                r"(nvme\d+n\d+)p\d+", r"\1", name.removeprefix("/dev/")
+            )  # The name of a partition names its disk.
             for address in found:
                 for controller in _folders(self.device(address) / "nvme", "nvme"):
                     inside = [self._head(each.name) for each in _folders(controller, "nvme")]

@@ -150,8 +150,8 @@ class NamespaceMedium(PythonMedium):
         for name in ("block", "blocks", "guid", "writable"):
             if getattr(old, name) != getattr(new, name):
                 raise errors.DriveError(
-                    f"namespace {old.name} came back as another one ({name} is {getattr(new, name)!r}, and was "
-                    f"{getattr(old, name)!r}): close the array and look at the drive",
+                    f"namespace {old.name} is a different one after the restart ({name} is {getattr(new, name)!r}, "
+                    f"but was {getattr(old, name)!r}): close the array and check the drive",
                     drive=old.drive.address,
                     namespace=old.nsid,
                 )
@@ -169,7 +169,7 @@ class NamespaceMedium(PythonMedium):
 
     @contextlib.contextmanager
     def _as_medium_errors(self, offset: int) -> Iterator[None]:
-        """Convert the error of a refused command into the error that `Medium` promises; a failed drive stays one."""
+        """Convert the error of a refused command into an error of `Medium`, but not that of a failed drive."""
         try:
             yield
         except errors.DriveLostError:
@@ -180,7 +180,7 @@ class NamespaceMedium(PythonMedium):
             raise errors.MediumError(str(error), lba=offset // self.namespace.block, status=error.status) from None
 
     def sync(self) -> None:
-        """Flush the volatile cache of the drive. If that fails, the drive fails: unflushed data may be gone."""
+        """Flush the volatile cache of the drive. If that fails, the drive fails: unflushed data may be lost."""
         self._check_open()
         if self.writable:
             self.namespace.sync()
@@ -328,7 +328,7 @@ class DriveMedium(NamespaceMedium):
                 namespace=nsid,
             )
         if self._state.words[M_FAILED] == STORE_FAILED:
-            with contextlib.suppress(errors.WarpwellError):  # It names a better reason.
+            with contextlib.suppress(errors.WarpwellError):  # The error of `examine` names a better reason.
                 transport.examine()
             transport.fail("its registers cannot be written", self._generation)
         elif transport.failure is None and (loss := self._pairs.loss()):
@@ -394,7 +394,7 @@ class DriveMedium(NamespaceMedium):
         return True
 
     def _watch(self) -> float:
-        """Look for a failure of the drive once; return the seconds until the next look."""
+        """Check once for a failure of the drive; return the seconds until the next check."""
         since = self._pairs.asynchronous_ids()[:, I_SINCE]
         if self.failure() is not None or not since.size:
             return IDLE_SECONDS
@@ -408,7 +408,7 @@ _media: weakref.WeakValueDictionary[int, DriveMedium] = weakref.WeakValueDiction
 
 
 def _after_fork() -> None:
-    """Make native functions refuse in the child: the queues are the parent's."""
+    """Make native functions return errors in the child: the queues belong to the parent."""
     for medium in list(_media.values()):
         medium._state.words[M_FAILED] = FAILED_BY_HOST
 
@@ -549,7 +549,7 @@ def start(state: int, command: int, tag: int, turn: int) -> bool:
 
 @device
 def submit_part(state: int, queue: int, cid: int) -> None:
-    """Submit the next part of an id's command as use `cid` of the id. If the drive has failed, it is aborted later."""
+    """Submit the next part of an id's command as use `cid` of the id. A failed drive's command is aborted later."""
     record = id_record(queue, cid)
     op = word(record, ID_OPCODE)
     nbytes = min(word(state, M_PART), word(record, I_NBYTES))

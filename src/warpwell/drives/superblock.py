@@ -1,7 +1,7 @@
 """`Superblock`: the first 4,096 bytes of a namespace that holds an array.
 
-Warpwell refuses to write to a namespace without them. From `NPY_AT` on, the namespace has a whole ``.npy`` file with a
-padded header, so that the items begin at `DATA_AT`, a multiple of every usual page. Any program reads it: ``dd
+Warpwell refuses to write to a namespace without a superblock. From `NPY_AT` on, the namespace has a whole ``.npy`` file
+with a padded header, so that the items begin at `DATA_AT`, a multiple of every usual page. Any program reads it: ``dd
 if=/dev/nvme0n1 bs=4K skip=255 of=array.npy`` and ``numpy.load``.
 
 =====  =====  =====================================================================
@@ -96,11 +96,13 @@ class Superblock:
                 f"{name} has a damaged superblock: format the namespace again, or open it raw with dtype="
             )
         if version != VERSION:
-            raise errors.FormatError(f"{name}: superblock version {version}, this program knows {VERSION}: update it")
+            raise errors.FormatError(
+                f"{name}: superblock version {version}, but this program knows {VERSION}: update Warpwell"
+            )
         if npy_at % 512 or npy_at < BYTES or npy_at + nbytes > capacity:
             raise errors.FormatError(
-                f"{name}: its array ends at byte {npy_at + nbytes}, and it has {capacity}: it was copied from a larger "
-                "one; copy it to one that is large enough"
+                f"{name}: its array ends at byte {npy_at + nbytes}, but it has {capacity}: it was copied from a "
+                "larger namespace; copy it to one that is large enough"
             )
         return cls(nbytes, npy_at, identity)
 

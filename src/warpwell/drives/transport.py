@@ -45,7 +45,7 @@ class Transport(ABC):
         self.failure: errors.DriveLostError | None = None
         self.generation = 0
         self._pid = os.getpid()
-        self._failing = threading.RLock()  # A signal handler may take it again.
+        self._failing = threading.RLock()  # A signal handler may acquire it again.
         self._recovering = threading.local()
 
     @abstractmethod
@@ -94,11 +94,13 @@ class Transport(ABC):
         generation = self.generation
         status = self.read32(CSTS)
         if status == ALL_ONES:
-            self.fail("its registers read as all ones: it is not there any more", generation)
+            self.fail("its registers read as all ones: it was removed", generation)
         elif csts_fatal(status):
             self.fail(f"it reports a fatal error (CSTS {status:#x})", generation)
         elif not csts_ready(status):
-            self.fail(f"it is not enabled any more (CSTS {status:#x}): something has reset it", generation)
+            self.fail(
+                f"it is no longer enabled (CSTS {status:#x}): another program or an error has reset it", generation
+            )
         self.check()
 
     def watch(self, command: str, age: float, limit: float, generation: int) -> None:
@@ -138,7 +140,7 @@ class Transport(ABC):
     def fail(self, why: str, generation: int | None = None) -> errors.DriveLostError:
         """Mark the controller as failed, once; return the error. Freed memory stays in quarantine until a reset.
 
-        An observation from an earlier `generation` changes nothing: the controller was recovered since.
+        An observation from an earlier `generation` changes nothing: the controller has been recovered since then.
         """
         with self._failing:
             error = errors.DriveLostError(f"drive {self.address} is lost: {why}", drive=self.address)
@@ -184,8 +186,8 @@ class Transport(ABC):
         """Raise `DriveLostError` if `generation` is an earlier one."""
         if generation != self.generation:
             raise errors.DriveLostError(
-                f"drive {self.address} was lost and has been started again since: unflushed data may be gone. "
-                "Take namespaces, queues and media from the drive again; call recover() on arrays",
+                f"drive {self.address} was lost and has been started again since: unflushed data may be lost. Create "
+                "namespaces, queues and media of the drive again; call recover() on arrays",
                 drive=self.address,
             )
 
@@ -198,8 +200,8 @@ class Transport(ABC):
         """
         if os.getpid() != self._pid:
             raise errors.ForkError(
-                f"drive {self.address} was opened in process {self._pid}, and this is {os.getpid()}, forked from it: "
-                "use it there, or open another drive here"
+                f"drive {self.address} was opened in process {self._pid}, from which this process ({os.getpid()}) was "
+                "forked: use it there, or open another drive here"
             )
         if self.failure is not None and not self._is_recovering():
             self._raise_failure()

@@ -2,8 +2,8 @@
 
 The IOMMU lets the controller access the arena and no other memory. The addresses of the arena in this process are also
 its IOMMU addresses, so controllers and this process use the same pointers. The arena is mapped as a whole and never
-unmapped in part; the kernel unmaps it when the container is closed, after it has stopped the device. It does so as well
-if the process is killed.
+unmapped in part; the kernel unmaps it when the container is closed, after it has stopped the device. The kernel does so
+as well if the process is killed.
 
 Numbers of the ioctls: Linux, include/uapi/linux/vfio.h.
 """
@@ -108,7 +108,7 @@ class VfioTransport(Transport):
         if drive.driver != VFIO_DRIVER or drive.group is None:
             raise drive_error(
                 drive.address,
-                f"it belongs to {drive.driver or 'no driver'}, and not to {VFIO_DRIVER}: to bind it, run: "
+                f"it is bound to {drive.driver or 'no driver'}, not to {VFIO_DRIVER}: to bind it, run: "
                 f"sudo warpwell drive bind {drive.address}",
             )
         try:
@@ -119,7 +119,7 @@ class VfioTransport(Transport):
             raise
         except OSError as error:
             raise drive_error(
-                drive.address, f"the kernel does not hand it over ({error.strerror}): see the kernel's log (dmesg)"
+                drive.address, f"the kernel does not open it ({error.strerror}): see the kernel's log (dmesg)"
             ) from error
         _open.add(self)
 
@@ -156,7 +156,7 @@ class VfioTransport(Transport):
             if error.errno == errno.EBUSY:
                 raise drive_error(
                     drive.address,
-                    f"it is open in another program ({node} is busy): end that first",
+                    f"it is open in another program ({node} is busy): end that program first",
                     reasons=(f"{node} is busy",),
                 ) from error
             advice = {
@@ -174,7 +174,7 @@ class VfioTransport(Transport):
         status = bytearray(struct.pack("II", 8, 0))
         fcntl.ioctl(group, _GROUP_GET_STATUS, status)
         if not struct.unpack("II", status)[1] & _GROUP_VIABLE:
-            reason = f"its IOMMU group {drive.group} is not viable: {', '.join(drive.neighbors)} must be given up too"
+            reason = f"its IOMMU group {drive.group} is not viable: {', '.join(drive.neighbors)} must be unbound too"
             raise drive_error(drive.address, reason, reasons=(reason,))
         fcntl.ioctl(group, _GROUP_SET_CONTAINER, struct.pack("i", container))
         fcntl.ioctl(container, _SET_IOMMU, _TYPE1_V2)
@@ -188,7 +188,7 @@ class VfioTransport(Transport):
             raise drive_error(
                 self.address,
                 f"the kernel does not pin {arena.nbytes >> 10} KiB for it ({error.strerror}): raise ulimit -l "
-                "(memlock in /etc/security/limits.conf), or take a smaller arena",
+                "(memlock in /etc/security/limits.conf), or choose a smaller arena",
             ) from error
 
     def _get_device(self, group: int) -> int:
@@ -275,7 +275,7 @@ class VfioTransport(Transport):
 
     def close(self) -> None:
         if os.getpid() != self._pid:
-            return  # The fork handler has closed the child's copies.
+            return  # The fork handler has closed the child's descriptors.
         with self._lock:
             if self._closed:
                 return

@@ -33,7 +33,7 @@ C_BUFFER = 3
 C_BLOCK = 5
 """First block."""
 C_CDW10 = 5
-"""Lower half: cdw10, in commands that are not to blocks often the number of bytes to transfer."""
+"""Lower half: cdw10. In commands that do not address blocks, it is often the number of bytes to transfer."""
 C_BLOCKS = 6
 """Number of blocks, less 1."""
 COMMAND_WORDS = 8
@@ -61,16 +61,16 @@ R_BUFFER = 4
 R_STATUS = 5
 """First error of its parts."""
 R_REMAINING = 6
-"""Parts that are not done."""
+"""Number of parts that are not done."""
 R_EXTRA = 7
-"""First replica and number tried; bytes past the end of a file; or when the command arrived."""
+"""First replica and number of tries; bytes past the end of a file; or the time at which the command arrived."""
 RECORD_WORDS = 8
 
 PENDING = -1
 """Result of a start function if the command will complete later."""
 
 SLOTS = 16384
-"""More than the command ids that all queues of a controller have."""
+"""Number of slots: more than the command ids of all queues of a controller."""
 
 
 @device
@@ -129,7 +129,7 @@ def write_answer(answer: int, tag: int, status: int, result: int) -> bool:
 
 @device
 def lock(address: int) -> None:
-    """Take a spin lock. Hold it for a few instructions only."""
+    """Acquire a spin lock; the caller may hold it for a few instructions only."""
     attempt = 0
     while exchange(address, 1, SYSTEM) != 0:
         backoff(attempt)
@@ -184,7 +184,7 @@ def take_slot(table: int) -> int:
 
 @device
 def fill_slot(table: int, slot: int, tag: int, op: int, offset: int, nbytes: int, buffer: int, parts: int) -> int:
-    """Note a command of `parts` parts in the record of its slot; return the record's address."""
+    """Record a command of `parts` parts in its slot; return the record's address."""
     record = record_of(table, slot)
     set_word(record, R_TAG, tag)
     set_word(record, R_OP, op)
@@ -219,7 +219,7 @@ class SlotTable:
     Parameters
     ----------
     capacity : int
-        Maximal number of commands in flight.
+        Maximum number of commands in flight.
     """
 
     def __init__(self, capacity: int = SLOTS) -> None:
@@ -238,10 +238,10 @@ class SlotTable:
 # -- the calling service thread (`targets.seat`): its number, below, and the rounds without work, plus 1 -------------
 
 SEATS = 64
-"""As many as a controller has threads."""
+"""Maximum number of service threads of a controller."""
 
 
 @device
 def seat_of(number: int, idle: int) -> int:
-    """Return what a service thread keeps about itself."""
+    """Return the address of the calling service thread's words."""
     return (idle + 1) * SEATS + number

@@ -60,7 +60,7 @@ class Controller:
     threads : int
         Maximum number of service threads that serve this controller at once.
     spin : bool
-        Never sleep while a launch is in flight (for machines with cores to spare).
+        Never sleep while a launch is in flight (for machines with idle cores).
     interpreted : bool
         Start no threads: the `interp` target calls `services` between the steps of its logical threads.
     window : int
@@ -82,7 +82,7 @@ class Controller:
     ) -> None:
         if window < 0:
             raise errors.ArgumentError(
-                f"window must be a number of commands, or 0 for no bound, got {window}", name="window"
+                f"window must be a number of commands, or 0 for no limit, got {window}", name="window"
             )
         self.pairs = pairs
         self.interpreted = interpreted
@@ -132,12 +132,12 @@ class Controller:
             if first + pairs.count > native.MAX_PORTS:
                 raise errors.ArgumentError(f"a controller serves at most {native.MAX_PORTS} queues: open fewer")
             pairs.ports[:, at.P_WEIGHT] = weight
-            pairs.ports[:, at.P_BURST] = 1  # until all are known, below
+            pairs.ports[:, at.P_BURST] = 1  # `_share_out` sets it below
             self._clients.append(_Client(pairs, first, 0))
             for k in range(pairs.count):
                 self._control[native.K_PORTS + first + k] = pairs.port(k)
             self._share_out()
-            # last: a thread looks only at ports below
+            # do this last: a thread polls only ports below this number
             self._control[native.K_N_PORTS] = first + pairs.count
 
     def remove_pairs(self, pairs: QueuePairs) -> None:
@@ -162,7 +162,7 @@ class Controller:
             self._share_out()
 
     def _share_out(self) -> None:
-        """Give each port its commands a round, in proportion to its weight."""
+        """Set the number of commands of each port per round, in proportion to its weight."""
         heaviest = max((int(c.pairs.ports[:, at.P_WEIGHT].max()) for c in self._clients), default=1)
         for client in self._clients:
             ports = client.pairs.ports
@@ -203,7 +203,7 @@ class Controller:
         """Serve a medium, up to its last whole `unit` bytes; return its namespace id."""
         if unit % medium.block:
             raise errors.ArgumentError(
-                f"{medium.name} has blocks of {medium.block} bytes, and a page has {unit}: take larger pages",
+                f"{medium.name} has blocks of {medium.block} bytes, but a page has {unit}: choose larger pages",
                 name="page_size",
             )
         functions = medium.native() or python_functions(medium)
@@ -246,8 +246,8 @@ class Controller:
     def detach(self, nsid: int) -> None:
         """Stop serving a namespace; later commands to it get an error status.
 
-        After this call, no thread is in a function of the medium or store, except for threads that have not returned
-        from one for 5 s.
+        After this call, no thread is in a function of the medium or store, except for a thread that has been in such a
+        function for 5 s.
         """
         with self._lock:
             self._records[nsid, native.NS_START] = 0
@@ -259,7 +259,7 @@ class Controller:
             _leaked.append(served)
 
     def _passed(self, seconds: float) -> bool:
-        """Wait until each thread has begun two more rounds, or has left; return whether all have in time."""
+        """Wait until each thread has begun two more rounds, or has left; return False after a timeout."""
 
         def rounds(slot: int) -> int:
             return int(self._control[native.K_PORTS + native.MAX_PORTS + native.THREAD_WORDS * slot + native.T_ROUNDS])
@@ -285,11 +285,11 @@ class Controller:
         """Return None: the status of each command reports failures."""
 
     def silence(self) -> None:
-        """Raise an error: threads of this process are not lost, and would continue."""
+        """Raise an error: threads of this process are never lost, and would continue."""
         raise errors.SharingError("threads of this process serve the queues: close the arrays, and open them again")
 
     def restart(self) -> None:
-        """Do nothing: the threads serve as ever."""
+        """Do nothing: the threads continue to serve."""
 
     @property
     def commands(self) -> int:
@@ -299,9 +299,9 @@ class Controller:
     # -- service --------------------------------------------------------------------------------------------
 
     def begin(self, pairs: QueuePairs | None = None) -> None:
-        """Note that a launch on some pairs (default: the first ones) begins: wake the threads."""
+        """Count a launch on some pairs (default: the first ones) that begins, and wake the threads."""
         if not self.interpreted:
-            _serve_ports.load()  # before the time-outs of a launch begin, and without the lock: it may take seconds
+            _serve_ports.load()  # before the timeouts of a launch begin, and without the lock: it may take seconds
         with self._lock:
             self._require_open()
             client = self._client(pairs)
@@ -315,7 +315,7 @@ class Controller:
                 raise
 
     def end(self, pairs: QueuePairs | None = None) -> None:
-        """Note that a launch ended: the threads park when no command is outstanding any more."""
+        """Count the end of a launch: the threads park when no command is outstanding."""
         with self._lock:
             self._count_launch(self._client(pairs), -1)
 
@@ -345,7 +345,7 @@ class Controller:
         return work + self.complete(thread)
 
     def complete(self, thread: int) -> int:
-        """Do the latter part of a round: post what the media have finished; return the number of commands."""
+        """Do the second part of a round: post the commands that media have completed; return their number."""
         answers = self._record_of(thread) + 8 * native.T_ANSWERS
         return int(native.poll_media(self.control, answers, self.namespaces))
 
@@ -360,7 +360,7 @@ class Controller:
             self._closed = True
             self._control[native.K_STOP] = 1
         if not self._pool.remove(self._slots, _PARK_SECONDS):
-            # a system call that never returns: the memory it writes to must outlive it
+            # a thread is in a system call that never returns: the memory to which the call writes must stay allocated
             _leaked.append((self.blocks(), self._clients, self._retired, self._served))
 
     def _serve(self, slot: int) -> None:

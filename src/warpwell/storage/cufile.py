@@ -36,12 +36,12 @@ COMPLETE = 16
 MAX_BATCH = 128
 """Largest number of reads in a batch: the default limit of libcufile."""
 COMPAT_READS = 16
-"""Largest number of reads in flight if libcufile may copy through host memory. It takes a buffer for each read when the
-read is submitted, of 32 to 64 that a GPU has, and does not return if a batch needs more than there are."""
+"""Largest number of reads in flight if libcufile may copy through host memory. libcufile takes a buffer for each read
+at its submission. A GPU has 32 to 64 buffers, and the call does not return if a batch needs more."""
 MAX_RETRIES = 1000
 """Limit of submissions of a slot's reads after EAGAIN."""
 POLL_SECONDS = 1e-4
-"""Interval between two looks at reads in flight."""
+"""Interval between two polls of reads in flight."""
 DRAIN_TIMEOUT_SECONDS = 5.0
 """Time that reads in flight have to complete before their memory is deregistered."""
 
@@ -89,7 +89,7 @@ class CuFileReads:
     cufile : module
         `cuda.bindings.cufile`, or a replacement.
     memory : Block
-        Device memory; it is kept until it is deregistered.
+        Device memory, which is kept alive until it is deregistered.
     slots, slot_bytes : int
         Parts of the memory, from its start.
     allow_compat : bool
@@ -204,7 +204,7 @@ class CuFileReads:
                     if state.in_flight:
                         self._cufile.batch_io_cancel(state.batch)
                 is_idle = self._drain()
-        except Exception as error:  # of libcufile
+        except Exception as error:  # an error of libcufile
             is_idle = False
             logger.warning("cuFile failed to report reads in flight: %s", error)
         if is_idle:
@@ -233,7 +233,7 @@ class CuFileReads:
                 result = result if status == COMPLETE or result < 0 else -errno.EIO
                 progress += self._complete(state, cookie, result)
         allowed = min(self._batch_size, self._max_in_flight - sum(each.in_flight for each in self._slots))
-        if state.waiting and not state.in_flight and allowed > 0:  # a batch is one submission at a time
+        if state.waiting and not state.in_flight and allowed > 0:  # one batch is in flight at a time
             submitted, state.waiting = state.waiting[:allowed], state.waiting[allowed:]
             state.submitted, state.in_flight = state.reads[submitted], len(submitted)
             try:
@@ -246,14 +246,14 @@ class CuFileReads:
     def _complete(self, state: Slot, index: int, result: int) -> bool:
         """Record the end of a read: its bytes, or the negative error number; return whether it made progress.
 
-        The rest of a short read is submitted again, and a read that ended with EAGAIN.
+        The rest of a short read, and a read that ended with EAGAIN, are submitted again.
         """
         state.in_flight -= 1
         read = state.reads[index]
         at_end = read["file_offset"] + result >= min(read["file_offset"] + read["nbytes"], state.file_nbytes)
-        done = max(0, result if at_end else result - result % ALIGNMENT)  # the rest has to be aligned
+        done = max(0, result if at_end else result - result % ALIGNMENT)  # the rest must be aligned
         if not done and (not (result == -errno.EAGAIN or result > 0) or state.retries == MAX_RETRIES):
-            return True  # its status says that it failed
+            return True  # its status reports the failure
         state.retries += not done
         for name, change in (("file_offset", done), ("offset", done), ("nbytes", -done)):
             read[name] += change
@@ -270,8 +270,8 @@ class CuFileReads:
 def open_driver(cufile: Any, allow_compat: bool) -> int:
     """Open libcufile for P2PDMA; return the largest number of reads in a batch.
 
-    Its parameters hold for the process and cannot change while it is open. So if another library opened it, that
-    library's choice stays, and the properties show it.
+    The parameters of libcufile apply to the whole process and cannot change while it is open. So if another library has
+    opened libcufile, that library's parameters stay in effect, and the properties report them.
     """
     for parameter, value in ((USE_PCI_P2PDMA, True), (ALLOW_COMPAT_MODE, allow_compat)):
         with contextlib.suppress(Exception):
@@ -297,5 +297,5 @@ def _deregister(registered: list[tuple[Callable[[int], None], int]], process: in
         undo, value = registered.pop()
         try:
             undo(value)
-        except Exception as error:  # the others are deregistered all the same
+        except Exception as error:  # deregister the other files anyway
             logger.warning("cuFile failed to deregister a resource: %s", error)

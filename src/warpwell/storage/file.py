@@ -57,9 +57,9 @@ ALIGNMENT = 2
 NBYTES = 3
 WRITABLE = 4
 LAST_ERRNO = 5
-"""0 none, `SHORT` for a file that ended too early."""
+"""The last errno: 0 for none, `SHORT` for a file that ended too early."""
 PROBE = 6
-"""A byte to read into when only the length of the file is of interest."""
+"""A byte for a read that only checks the length of the file."""
 RING = 7
 """Address of the ring (`uring`), or 0."""
 MAPPED = 8
@@ -67,7 +67,7 @@ MAPPED = 8
 CUT = 9
 """Address of a word that is not 0 once the mapping has failed."""
 LOOKUP = 10
-"""From here on: the words of `page_cache`."""
+"""First word of `page_cache`; its other words follow."""
 
 SYSTEM_PAGE = 4096
 """Bytes of a page of the system's cache."""
@@ -148,7 +148,7 @@ class FileMedium(Medium):
                 f"{self.path} does not exist: create it first, or check the path", path=self.path
             ) from None
         except IsADirectoryError:
-            raise errors.FormatError(f"{self.path} is a directory: name a file in it", path=self.path) from None
+            raise errors.FormatError(f"{self.path} is a directory: pass a file in it", path=self.path) from None
         try:
             mode = os.fstat(self._fd).st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
@@ -180,11 +180,11 @@ class FileMedium(Medium):
         words = self._state.words
         words[FD], words[DIRECT_FD], words[ALIGNMENT] = self._fd, self._direct_fd, self.alignment
         words[NBYTES], words[WRITABLE] = self.nbytes, writable
-        # of a sparse file, reading a mapping would allocate what is not there
+        # reading the mapping of a sparse file would allocate its gaps
         is_allocated = 512 * os.fstat(self._fd).st_blocks >= self.nbytes > 0
         is_read_by_default = direct is None and not writable
         self._maps = is_read_by_default and is_allocated and is_in_memory
-        # a file that is written is not read through the page cache: direct writes would have to drop what readers use
+        # a writable file is not read through the page cache: direct writes would have to drop pages that readers use
         if self.direct and is_read_by_default and not is_in_memory:
             enable_lookup(self._fd, words[LOOKUP:])
 
@@ -201,7 +201,7 @@ class FileMedium(Medium):
             try:
                 self._ring = Ring()
             except OSError:
-                self.ring = False  # no memory or descriptors for it: another time, perhaps
+                self.ring = False  # no memory or descriptors for a ring; a later call may succeed
             else:
                 self._state.words[RING] = self._ring.address
         if self._maps and not self._state.words[MAPPED] and self._fd >= 0:
@@ -220,7 +220,7 @@ class FileMedium(Medium):
         weakref.finalize(self, bus_error.unmap, address, self.nbytes).atexit = False
 
     def host_memory(self) -> int:
-        """Return where the file is mapped, if it is in memory (tmpfs) and only read; else 0."""
+        """Return the address of the mapped file if it is in memory (tmpfs) and read-only; else 0."""
         if not self._maps or self._fd < 0:
             return 0
         self.native()
@@ -250,7 +250,7 @@ class FileMedium(Medium):
             except OSError as error:
                 self._check_open()
                 raise self._failed(READ, offset, error.errno or errno.EIO) from error
-            self._check_open()  # else another thread closed the file, and the number may be another file's by now
+            self._check_open()  # after a close in another thread, the descriptor may belong to another file
             if got == 0:
                 raise self._failed(READ, offset, SHORT)
             done += got
@@ -303,7 +303,7 @@ class FileMedium(Medium):
             ring, self._ring = self._ring, None
             answer = np.zeros(ANSWER_WORDS, np.int64)
             ring.drain(lambda: bool(ring_complete(self._state.address, answer.ctypes.data)), 30.0)
-            self._state.words[RING] = 0  # first: no thread may find a ring that is unmapped
+            self._state.words[RING] = 0  # clear this first: no thread may find an unmapped ring
             ring.close()
         elif self._ring is not None:
             self._ring.unmap()
@@ -311,7 +311,7 @@ class FileMedium(Medium):
         descriptors = [fd for fd in (self._fd, self._direct_fd) if fd >= 0]
         self._fd = self._direct_fd = -1
         if is_owner:
-            # before the numbers can mean other files
+            # do this before the descriptors can belong to other files
             self._state.words[[FD, DIRECT_FD]], self._state.words[MAPPED] = -1, 0
         for fd in descriptors:
             os.close(fd)
@@ -327,7 +327,7 @@ class FileMedium(Medium):
         return f"{self.path}: {os.strerror(code)}{advice}"
 
     def _size(self) -> int:
-        # Unlike fstat, right for block devices too; the position of the file is not used.
+        # Unlike fstat, this is correct for block devices too. The file position is not used.
         return os.lseek(self._fd, 0, os.SEEK_END)
 
     def _check_open(self) -> None:
@@ -383,7 +383,7 @@ def file_status(op: int, code: int) -> int:
     """Return the NVMe status for an errno (or `SHORT`)."""
     if code == 28 or code == 122 or code == 27:  # ENOSPC, EDQUOT, EFBIG
         return CAPACITY_EXCEEDED
-    if code == 9 or code == 19 or code == 6:  # EBADF, ENODEV, ENXIO: closed, or the drive is gone
+    if code == 9 or code == 19 or code == 6:  # EBADF, ENODEV, ENXIO: closed, or the drive was removed
         return NAMESPACE_NOT_READY
     if code == 14:  # EFAULT
         return DATA_TRANSFER_ERROR
@@ -396,17 +396,17 @@ def file_status(op: int, code: int) -> int:
 
 @device
 def file_failed(state: int, op: int, code: int) -> int:
-    """Keep the errno for the host and return the status."""
+    """Store the errno for the host and return the status."""
     set_word(state, LAST_ERRNO, code)
     return file_status(op, code)
 
 
 @device
 def extent_mask(state: int, op: int) -> int:
-    """Return the mask of the bits that must be 0 in place and length of a direct transfer.
+    """Return the mask of the bits that must be 0 in offset and length of a direct transfer.
 
-    A direct write covers whole pages of the system's cache. If it covered a part of one of which another write, through
-    that cache, covers the rest, the system could not drop the page, and would report EIO at the next fdatasync.
+    A direct write covers whole pages of the system's cache. If it covered a part of a page and a write through that
+    cache covered the rest, the system could not drop the page, and would report EIO at the next fdatasync.
     """
     mask = word(state, ALIGNMENT) - 1
     if op == WRITE:
@@ -433,7 +433,7 @@ def transfer(state: int, op: int, buffer: int, nbytes: int, offset: int, direct:
             got = pwrite(fd, buffer + done, count, offset + done)
         if got > 0:
             done += got
-        elif got == -22 and fd == direct:  # EINVAL: more alignment than the probe showed
+        elif got == -22 and fd == direct:  # EINVAL: the file needs more alignment than the probe found
             direct = -1
         elif got == 0:
             return 1
@@ -446,15 +446,15 @@ def _open(path: str, writable: bool) -> int:
     """Open a file; claim a block device that is to be written."""
     flags = os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY)
     device = writable and os.path.exists(path) and stat.S_ISBLK(os.stat(path).st_mode)
-    if device and _is_read_only(path):  # some kernels open it for writing all the same
+    if device and _is_read_only(path):  # some kernels open a read-only device for writing anyway
         raise errors.ReadOnlyError(f'{path} is a read-only device: open it with mode "r"')
     try:
-        # without O_CREAT, O_EXCL means that a block device is ours alone: not mounted, no swap, in no volume
+        # without O_CREAT, O_EXCL claims a block device: it is not mounted, not swap space, and in no volume
         return os.open(path, flags | (os.O_EXCL if device else 0))
     except OSError as error:
         if device and error.errno == errno.EBUSY:
             raise errors.SharingError(
-                f'{path} is {_user_of(path)}: writing to it would destroy what is there; open it with mode "r", or '
+                f'{path} is {_user_of(path)}: writing to it would destroy its data; open it with mode "r", or '
                 "free it first"
             ) from None
         raise
@@ -466,15 +466,15 @@ def _numbers(path: str) -> str:
 
 
 def _user_of(path: str) -> str:
-    """Return who holds a block device, for messages."""
+    """Return a description of the user of a block device, for messages."""
     disk = os.path.realpath(f"/sys/dev/block/{_numbers(path)}")
     with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as mounts:
         for line in mounts:
             fields = line.split()
-            # a mounted partition holds its disk, too
+            # a mounted partition is also a user of its disk
             if (os.path.realpath(f"/sys/dev/block/{fields[2]}") + "/").startswith(disk + "/"):
                 return f"mounted at {fields[4]}"
-    return "in use: by the system, by another program, or by an array of this one"
+    return "in use: by the system, by another program, or by an array of this program"
 
 
 def _is_read_only(path: str) -> bool:
@@ -487,7 +487,7 @@ def _is_read_only(path: str) -> bool:
 
 @device
 def was_cut(state: int) -> bool:
-    """Return whether the file became shorter: writing to it would give back its length, with zeros where data was."""
+    """Return whether the file became shorter: a write would restore its length, with zeros in place of data."""
     return pread(word(state, FD), state + 8 * PROBE, 1, word(state, NBYTES) - 1) == 0
 
 
@@ -508,7 +508,7 @@ def transfer_at_once(state: int, command: int, tag: int) -> int:
 
 @device
 def choose_path(state: int, op: int, offset: int, nbytes: int) -> int:
-    """Return the descriptor to read or write by: DIRECT_FD, or -1 for cached pages."""
+    """Return the descriptor for a transfer: DIRECT_FD, or -1 for cached pages."""
     inside = min(nbytes, word(state, NBYTES) - offset)
     if op == READ and offset >= 0 and inside > 0 and page_cache_lookup(state + 8 * LOOKUP, offset, inside):
         return -1
@@ -541,7 +541,7 @@ def run_command(state: int, op: int, offset: int, nbytes: int, buffer: int, dire
 
 @device
 def copied(state: int, offset: int, nbytes: int, buffer: int) -> bool:
-    """Copy bytes of a mapped file; return False if it is not mapped or was cut: a transfer then finds the error."""
+    """Copy bytes of a mapped file; return False if the file is not mapped or was truncated."""
     base = word(state, MAPPED)
     if base == 0:
         return False
@@ -585,7 +585,7 @@ def file_start(state: int, command: int, tag: int) -> int:
 
 @device
 def settle(state: int, slot: int, result: int, answer: int) -> bool:
-    """Answer a command that the kernel completed with `result`; transfer what the kernel left. Return True."""
+    """Answer a command that the kernel completed with `result`; transfer the rest of it. Return True."""
     table = word(word(state, RING), G_SLOTS)
     record = record_of(table, slot)
     op = word(record, R_OP)

@@ -31,7 +31,7 @@ NVME_MODULE = Path("/sys/module/nvme_core")
 
 @dataclass(frozen=True)
 class CuFileOptions:
-    """When cuFile is used. Tests pass a fake library and other limits.
+    """Conditions for the use of cuFile. Tests pass a fake library and other limits.
 
     Parameters
     ----------
@@ -57,8 +57,8 @@ class CuFileOptions:
 class GpuDirectReads:
     """Bulk reads by `CuFileReads` or `StagedReads`, chosen for each slot, by the same methods.
 
-    An error of cuFile is logged; then its reads are repeated by staging memory, as are all later ones. One thread at a
-    time calls the methods (`Bulk` has a lock for it), with the context of the GPU current.
+    An error of cuFile is logged; then its reads are repeated through staging memory, and all later reads use it too.
+    One thread at a time calls the methods (`Bulk` has a lock for it), with the context of the GPU current.
 
     Parameters
     ----------
@@ -112,13 +112,13 @@ class GpuDirectReads:
         if settings.gpudirect == "off":
             return "WARPWELL_GPUDIRECT is off"
         if not isinstance(medium, FileMedium) or medium.direct_fileno() < 0:
-            return "it is not a file that is read with O_DIRECT"
+            return "it is not a file that Warpwell reads with O_DIRECT"
         if self.failure:
             return self.failure
         try:
             cufile = self._cufile = self._cufile or self._open()
             cufile.open_file(nsid, medium.direct_fileno(), medium.nbytes)
-        except Exception as error:  # of libcufile or its loader; or of this file, whose file system is not supported
+        except Exception as error:  # an error of libcufile or its loader, or an unsupported file system
             if self._cufile is None:
                 self._block, self.failure = None, _text(error)
             return _text(error)
@@ -156,7 +156,7 @@ class GpuDirectReads:
 
     def _fall_back(self, reason: str) -> None:
         """Repeat the reads of cuFile by staging memory, and do not use it again."""
-        logger.warning("bulk reads by cuFile ended, and go through host memory from now on: %s", reason)
+        logger.warning("cuFile failed, and bulk reads go through host memory from now on: %s", reason)
         self.failure = reason
         for nsid, obstacle in list(self._obstacles.items()):
             if not obstacle:
@@ -235,11 +235,11 @@ class GpuDirectReads:
     # -- life ---------------------------------------------------------------------------------------------------
 
     def close_file(self, nsid: int) -> None:
-        """Forget an array, before its medium is closed."""
+        """Deregister an array's file before its medium is closed."""
         if self._obstacles.pop(nsid, None) == "" and self._cufile is not None:
             try:
                 self._cufile.close_file(nsid)
-            except Exception as error:  # of libcufile; another thread may be reading another file
+            except Exception as error:  # an error of libcufile; another thread may be reading another file
                 logger.warning("cuFile failed to deregister %s: %s", self.staged.controller.medium(nsid).name, error)
 
     def close(self) -> None:

@@ -34,11 +34,11 @@ from .controller import Controller
 DEPTH = 32
 """Entries of each ring; half as many commands are in flight, and wait for one service thread."""
 SLICE_NS = 50 * 10**6
-"""Longest wait in native code, between which Python looks whether it is interrupted."""
+"""Longest wait in native code, in nanoseconds; between two waits, Python checks for interrupts."""
 
 # -- row: a read --------------------------------------------------------------------------------------------------
 W_BLOCK = 0
-"""First block; after the read its status instead: `UNANSWERED`, 0, or the status field of its completion."""
+"""First block; after the read, its status: `UNANSWERED`, 0, or the status field of its completion."""
 W_BLOCKS = 1
 W_BUFFER = 2
 W_STATUS = 3
@@ -68,9 +68,9 @@ class StagedReads:
     ----------
     controller : Controller
     slots : int
-        Batches of reads that are under way at a time.
+        Number of batches of reads in flight at a time.
     rows : int
-        Most reads of a slot.
+        Maximum number of reads of a slot.
     """
 
     def __init__(self, controller: Controller, *, slots: int, rows: int) -> None:
@@ -91,7 +91,9 @@ class StagedReads:
         """Start reads in an idle slot: ``counts[k]`` blocks of 512 bytes from ``blocks[k]`` to ``buffers[k]``."""
         n = len(blocks)
         if self._slots[slot, S_LEFT] or n > self.rows:
-            raise errors.ArgumentError(f"slot {slot} has {self._slots[slot, S_LEFT]} reads under way, and {n} more")
+            raise errors.ArgumentError(
+                f"slot {slot} has {self._slots[slot, S_LEFT]} reads in flight, so {n} more cannot start: wait for it"
+            )
         table = self._tables[slot, :n]
         table[:, W_BLOCK], table[:, W_BLOCKS], table[:, W_BUFFER] = blocks, counts, buffers
         table[:, W_STATUS] = UNANSWERED
@@ -143,14 +145,14 @@ def _advance_interpreted(queues, count, slots, n_slots, slot, nanoseconds):
 
 @device
 def advance(queues, count, slots, n_slots, slot, nanoseconds):
-    """Submit what waits in all slots and take what has completed, until a slot is done or the time is over (thread)."""
+    """Submit waiting reads of all slots and take completions, until a slot is done or the timeout is over (thread)."""
     awaited = slots + slot * (8 * SLOT_WORDS)
     since = clock_ns()
     attempt = 0
     while True:
         work = 0
         for k in range(n_slots):
-            # the oldest first is not needed: each service thread takes its own queue in order
+            # the order of queues does not matter: each service thread serves its own queue in order
             work += submit_rows(queues, count, slots + k * (8 * SLOT_WORDS))
         for k in range(count):
             work += take_rows(queues + k * (8 * Q_WORDS))
@@ -214,7 +216,7 @@ def take_rows(queue):
 
 @device
 def finish_row(queue, cid, status):
-    """Note the status of a read and give its id back (thread)."""
+    """Record the status of a read and release its id (thread)."""
     record = id_record(queue, cid)
     row = load_relaxed(record + 8 * ID_PAGE, DEVICE)
     slot = load_relaxed(record + 8 * ID_COUNT, DEVICE)

@@ -1,13 +1,12 @@
 """IOThreadPool: the I/O threads of a process, which serve all its controllers and chunked host work.
 
-A controller with something to do is submitted to the pool, and free threads take its worker slots, of which it has as
-many as threads may serve it at once; each serves that controller alone until nothing is left to do there. Threads are
-started on demand up to `MAX_THREADS`; beyond that each controller is still served by one, so a medium that never
-answers delays no other controller. A thread without a slot parks, and exits after a while.
+A controller with work is submitted to the pool, and free threads take its worker slots. The number of its slots is the
+number of threads that may serve it at once. Each thread serves only that controller, until no work is left. Threads are
+started on demand up to `MAX_THREADS`. Beyond that, each controller is still served by one thread, so a medium that
+never answers does not delay other controllers. A thread without a slot parks, and exits after a while.
 
-No wake-up is lost: a thread looks for slots, and parks, under the lock under which controllers are submitted. A
-controller that was submitted before the look is found by it; one that is submitted later finds the thread parked and
-wakes it.
+No wake-up is lost: a thread checks for slots, and parks, under the lock that is held to submit controllers. The check
+finds a controller that was submitted before; a controller that is submitted later finds the thread parked and wakes it.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from .._os import clock
 logger = logging.getLogger(__package__)
 
 MAX_THREADS = 64
-"""Number of threads up to which a controller gets more than one."""
+"""Maximum number of threads up to which a controller gets more than one thread."""
 
 IDLE_TIMEOUT = 5.0
-"""A parked thread exits after this many seconds."""
+"""Seconds after which a parked thread exits."""
 
 
 class WorkerSlots:
@@ -34,11 +33,11 @@ class WorkerSlots:
     Parameters
     ----------
     count_needed : callable
-        Return the number of threads that it has work for at the moment. Raises nothing.
+        Return the number of threads for which the controller has work at the moment. Raises nothing.
     serve : callable
         Serve the controller as the thread in the given slot; return when nothing is left to do.
     quiesce : callable
-        Let threads return at once when nothing is left to do, not after a while.
+        Let threads return as soon as no work is left, instead of after a while.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class IOThreadPool:
     """
 
     def __init__(self) -> None:
-        # Ctrl-C may leave a `Condition` locked that a `with` statement enters, but not a `Lock`
+        # an interrupted `with` statement may leave a `Condition` locked, but not a `Lock`
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._slot_freed = threading.Condition(self._lock)
@@ -77,12 +76,12 @@ class IOThreadPool:
             return self.threads - self._parked
 
     def submit(self, slots: WorkerSlots) -> None:
-        """Let threads serve a controller that has something to do: wake parked ones, start missing ones.
+        """Let threads serve a controller that has work: wake parked threads, start missing threads.
 
         Raises
         ------
         RuntimeError
-            The system starts no thread, and none serves the controller.
+            The system cannot start a thread, and no thread serves the controller.
         """
         with self._lock:
             if slots not in self._submitted:
@@ -107,7 +106,7 @@ class IOThreadPool:
                     raise
 
     def _quiesce_spare(self) -> int:
-        """Let threads that have nothing left to do look elsewhere; return their number."""
+        """Let threads without work leave their controllers; return their number."""
         count = 0
         for slots in self._submitted:
             spare = len(slots.occupied) - slots.count_needed()
@@ -119,7 +118,7 @@ class IOThreadPool:
     def remove(self, slots: WorkerSlots, seconds: float) -> bool:
         """Remove a controller, and wait until no thread serves it; return False if one still does after `seconds`.
 
-        Its `count_needed` returns 0 from now on, and its threads were requested to stop.
+        Before the call, its `count_needed` returns 0 and its threads were requested to stop.
         """
         if self is not current():
             return True  # the threads are the parent's
@@ -153,7 +152,7 @@ class IOThreadPool:
                     self._parked += 1
                     timed_out = not self._changed.wait(IDLE_TIMEOUT)
                     self._parked -= 1
-                    # a wake-up may arrive as the wait times out: either way the thread looks for slots
+                    # a wake-up may arrive as the wait times out: in both cases the thread checks for slots
                     self._woken = max(0, self._woken - 1)
                 slot = next(k for k in range(len(slots.occupied) + 1) if k not in slots.occupied)
                 slots.occupied.add(slot)
@@ -163,7 +162,7 @@ class IOThreadPool:
                 logger.exception("an I/O thread failed and continues with other work")
 
     def _next_slots(self) -> WorkerSlots | None:
-        """Return the slots with the fewest threads of those that want more."""
+        """Return the slots with the fewest threads among those that need more threads."""
         found = None
         for slots in list(self._submitted):
             needed = slots.count_needed()
@@ -184,7 +183,7 @@ def current() -> IOThreadPool:
 
 def _after_fork() -> None:
     global _pool
-    _pool = IOThreadPool()  # the threads are the parent's, and one of them may hold the old lock
+    _pool = IOThreadPool()  # the threads exist only in the parent, and one of them may hold the old lock
 
 
 os.register_at_fork(after_in_child=_after_fork)

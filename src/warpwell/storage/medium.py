@@ -44,7 +44,7 @@ class NativeMedium:
     state : int
         First argument of both: the address of 64-bit words.
     owner : object
-        Object that holds the memory of `state`; the caller of the functions must keep it.
+        Object that owns the memory of `state`; the caller of the functions must keep it alive.
     memory : int
         Address of the medium's first byte, if `start` copies its data in memory without waiting; else 0. The
         completions of several commands are then posted together.
@@ -210,7 +210,7 @@ class PythonMedium(Medium):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # A user's functions see only ranges inside the medium, however they are called.
+        # Methods of a subclass receive only ranges inside the medium.
         if "read" in cls.__dict__:
             cls.read = _padded(cls.__dict__["read"])  # type: ignore[method-assign]
         if "write" in cls.__dict__:
@@ -226,7 +226,7 @@ class PythonMedium(Medium):
 
     def write(self, offset: int, data: NDArray[Any]) -> None:
         """Write `data`, a uint8 array of shape ``(n,)``, at byte `offset`."""
-        raise errors.ReadOnlyError(f"{self.name} has no write method: give it one, or open it for reading")
+        raise errors.ReadOnlyError(f"{self.name} has no write method: define one, or open it for reading")
 
     def sync(self) -> None:
         """Do nothing; a subclass that buffers overrides it."""
@@ -238,7 +238,7 @@ class PythonMedium(Medium):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise errors.ClosedError(f"{self.name} is closed: make another")
+            raise errors.ClosedError(f"{self.name} is closed: create another medium")
 
 
 def _padded(function: Any) -> Any:

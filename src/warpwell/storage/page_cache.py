@@ -1,8 +1,8 @@
 """Pages of a file in the system's page cache: commands copy them from there instead of reading the drive again.
 
-Direct reads bypass the page cache, so they take as long if it holds the file as if it does not. If the kernel reports
-what it holds (`cachestat`, Linux 6.5), a command whose pages are all there is read through the cache, and no other
-command is: a read of missing pages through the cache would read ahead into it.
+Direct reads bypass the page cache, so they are not faster if the cache has the file. If the kernel reports the pages in
+the cache (`cachestat`, Linux 6.5), a command whose pages are all in the cache is read through it. Other commands are
+not, because a read of missing pages through the cache would read ahead into it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ CACHESTAT = 451
 """System call, on every processor."""
 PAGE_SHIFT = 12
 GAP_MAX = 63
-"""Most commands between two looks while nothing is found: a look takes 0.3 us."""
+"""Maximum number of commands between two lookups while no lookup succeeds: a lookup takes 0.3 us."""
 
 L_SYSCALL = 0
 """Address of the function ``syscall``; 0: no lookups."""
 L_FD = 1
 L_SKIP = 2
-"""Commands that do not look from now on."""
+"""Number of next commands that skip the lookup."""
 L_GAP = 3
-"""How many the last look without success told not to look."""
+"""Number of commands to skip that the last lookup without success chose."""
 LOOKUP_WORDS = 4
 
 
@@ -45,7 +45,7 @@ sys.exit(ctypes.CDLL(None).syscall({CACHESTAT}, file.fileno(), where, ctypes.byr
 
 @functools.cache
 def allowed() -> bool:
-    """Return whether this process may query what the page cache holds (probed once a process)."""
+    """Return whether this process may query the page cache (probed once per process)."""
     try:
         filtered = "\nSeccomp:\t0\n" not in Path("/proc/self/status").read_text()
     except OSError:
@@ -64,8 +64,8 @@ def _cachestat(fd: int, offset: int, nbytes: int) -> int | None:
 
 
 def enable_lookup(fd: int, state: np.ndarray) -> None:
-    """Fill the words by which commands look for a file's pages, if the kernel allows it."""
-    # the kernel refuses for files that this process does not own and may not write to
+    """Fill the words with which commands look up a file's pages, if the kernel allows it."""
+    # the kernel refuses the query for files that this process neither owns nor may write
     if allowed() and _cachestat(fd, 0, 1 << PAGE_SHIFT) is not None:
         state[L_SYSCALL], state[L_FD] = ctypes.cast(_libc["syscall"], ctypes.c_void_p).value or 0, fd
 
@@ -73,20 +73,20 @@ def enable_lookup(fd: int, state: np.ndarray) -> None:
 def is_in_page_cache(fd: int, offset: int, pages: int) -> bool:
     """Return whether the page cache has `pages` pages of a file from `offset` on; False if that is not known.
 
-    Pages are counted faster than they are listed (``mincore``). Those that are being read count, too.
+    It is faster to count pages than to list them (``mincore``). Pages that are being read count, too.
     """
     return allowed() and _cachestat(fd, offset, pages << PAGE_SHIFT) == pages
 
 
 @device
 def page_cache_lookup(look: int, offset: int, nbytes: int) -> bool:
-    """Return whether the page cache holds all bytes, a moment ago; False where this is not to be asked (native)."""
+    """Return whether the page cache had all bytes at the call; False if the lookup is skipped (native)."""
     function = word(look, L_SYSCALL)
     if function == 0:
         return False
     skip = word(look, L_SKIP)
     if skip > 0:
-        set_word(look, L_SKIP, skip - 1)  # threads may lose some of these counts: they look a little later
+        set_word(look, L_SKIP, skip - 1)  # threads may lose some of these counts, which only delays a lookup
         return False
     query = scratch(56)
     store_relaxed(query, offset, SYSTEM)

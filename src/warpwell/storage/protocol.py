@@ -1,8 +1,8 @@
 """Interfaces between a cache and the server that carries out the commands in its rings.
 
-Threads of this process are the usual choice (`controller.HostThreads`); a real NVMe controller is the other
-(`warpwell.drives.controller`). A `QueueBackend` is asked before a cache allocates anything, because a drive bounds the
-rings and has to reach their memory; the `QueueServer` that it starts lives as long as the cache.
+The server is usually threads of this process (`controller.HostThreads`), or an NVMe controller
+(`warpwell.drives.controller`). A cache calls its `QueueBackend` before it allocates memory, because a drive limits the
+rings and must reach their memory. The `QueueServer` that the backend starts lives as long as the cache.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .medium import Medium
 
 @dataclass(frozen=True)
 class Rings:
-    """The rings of a cache: number of pairs, entries of each, and the most pages of a command."""
+    """The rings of a cache: number of pairs, entries of each, and the maximum number of pages of a command."""
 
     queues: int
     depth: int
@@ -43,16 +43,16 @@ class QueueServer(Protocol):
         """Stop serving a namespace that has no commands in flight."""
 
     def medium(self, nsid: int) -> Medium:
-        """Return the medium of a namespace: `Medium.sync` makes what commands wrote durable."""
+        """Return the medium of a namespace: `Medium.sync` makes writes of commands durable."""
 
     def namespace_address(self, nsid: int) -> NamespaceAddress:
         """Return the address that commands to a namespace need."""
 
     def begin(self) -> None:
-        """Note that a launch begins. Raise, with nothing counted, if no command can be carried out."""
+        """Count a launch that begins. Raise, without counting it, if no command can be carried out."""
 
     def end(self) -> None:
-        """Note that a launch ended."""
+        """Count the end of a launch."""
 
     def services(self) -> list[Callable[[], int]]:
         """Return the functions that an interpreted launch calls between the steps of its threads (always the same)."""
@@ -64,19 +64,19 @@ class QueueServer(Protocol):
         """
 
     def silence(self) -> None:
-        """Make sure that a lost controller does not write to rings and staging any more.
+        """Ensure that a lost controller no longer writes to rings and staging.
 
         Raises
         ------
         WarpwellError
-            It cannot be made sure of; nothing was changed.
+            The call cannot ensure it; nothing was changed.
         """
 
     def restart(self) -> None:
-        """Serve the pairs again, which were rewound. Raise, and stay lost, if that cannot be."""
+        """Serve the pairs again after they were rewound. If that is not possible, raise, and stay lost."""
 
     def close(self) -> None:
-        """Stop (bounded wait). Memory that may still be written to outlives this; commands in flight never complete."""
+        """Stop (bounded wait); commands in flight never complete. Memory to which they may write stays allocated."""
 
 
 class QueueBackend(Protocol):
@@ -91,12 +91,12 @@ class QueueBackend(Protocol):
     lists: bool
 
     def fit(self, rings: Rings, device: str, page_size: int) -> Rings:
-        """Return the rings that it can serve, at most those asked for.
+        """Return rings that the backend can serve, which are at most the requested ones.
 
         Raises
         ------
         ArgumentError
-            It serves no pages of this size, or not this device.
+            The backend cannot serve pages of this size, or this device.
         """
 
     def memory(self, device: str) -> Allocator:

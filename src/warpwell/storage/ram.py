@@ -90,12 +90,12 @@ class RamMedium(Medium):
 
     def close(self) -> None:
         """Close the medium: further calls raise ClosedError."""
-        # The memory lives as long as this object: a late command of a controller must not hit freed memory.
+        # The memory lives as long as this object: a late command of a controller must not access freed memory.
         self._closed = True
 
     def _check_open(self) -> None:
         if self._closed:
-            raise errors.ClosedError("the ram medium is closed: make another")
+            raise errors.ClosedError("the ram medium is closed: create another medium")
 
 
 @native

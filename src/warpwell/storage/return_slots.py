@@ -32,15 +32,16 @@ R_SLOT_BYTES = 1
 R_SLOTS = 2
 """Address of the first slot."""
 R_FLAGS = 3
-"""Address of a word for each slot: 1 while it has a value that no thread has taken."""
+"""Address of a word for each slot: 1 while the slot has a value that no thread has taken."""
 R_OF = 4
-"""Address of a word for each command id: 1 more than the slot of its command, or 0 (the controller's)."""
+"""Address of a word for each command id: 1 more than the slot of its command, or 0 (only the controller accesses
+it)."""
 R_NEXT = 8
 R_WORDS = 16
 
 
 class ReturnSlots:
-    """Memory of the return value queues of queue pairs, one for each pair, which keep it.
+    """Memory of the return value queues of queue pairs, one for each pair; the pairs keep this object alive.
 
     Parameters
     ----------
@@ -94,12 +95,12 @@ def alloc_return_slot(port: int, cid: int) -> int:
 
 @device
 def assign_return_slot(port: int, cid: int, command: int) -> int:
-    """Give a command that requests a return slot one as its buffer; return a status (any I/O thread)."""
+    """Set a return slot as the buffer of a command that requests one; return a status (any I/O thread)."""
     if word(command, C_BUFFER) != 0 or word(command, C_CDW10) & 0xFFFFFFFF == 0 or field(port, at.P_USER) == 0:
         return 0
     slot = alloc_return_slot(port, cid)
     if slot == 0:
-        return NAMESPACE_NOT_READY  # all slots are taken: to be submitted again
+        return NAMESPACE_NOT_READY  # all slots are taken: the command must be submitted again
     set_word(command, C_BUFFER, slot)
     return 0
 

@@ -1,10 +1,10 @@
 """Serve commands: fetch, check, start, complete and post them, as device code for native threads and `interp`.
 
 All I/O threads of a controller share its ports, round-robin with weights. A free thread fetches some commands of a port
-under the port's lock, runs them without it, and posts together the answers that need no waiting. Without a window each
-thread goes round the ports by itself. With one, all go round together, under one lock, and at most `K_WINDOW` commands
-are in flight: the others wait in the rings, where weights apply, and not in a drive's queue, where the client with the
-most commands would win.
+under the port's lock, runs them without the lock, and posts together the answers that need no waiting. Without a
+window, each thread visits the ports independently. With a window, all threads visit the ports in one common order,
+under one lock, and at most `K_WINDOW` commands are in flight. Other commands wait in the rings, where weights apply,
+instead of in a drive's queue, where the client with the most commands would dominate.
 """
 
 from __future__ import annotations
@@ -61,22 +61,23 @@ from .return_slots import assign_return_slot, with_return_slot
 # -- control record (host memory) -----------------------------------------------------------------------------
 K_STOP = 0
 K_LAUNCHES = 1
-"""Launches in flight: without one the threads park once nothing is under way."""
+"""Launches in flight: without a launch, the threads park when no command is in flight."""
 K_SPIN = 2
 K_N_PORTS = 3
 K_WINDOW = 4
-"""Maximum number of commands in flight if threads share all ports; 0: no bound, each thread goes round by itself."""
+"""Maximum number of commands in flight if threads share all ports; 0: no limit, and each thread visits the ports
+independently."""
 K_QUIESCE = 5
 """1 if other controllers lack threads: threads without work park at once."""
 K_SHARED = 8
-"""Words of the threads that share ports."""
+"""First word of the state of threads that share ports."""
 K_PORTS = 16
-"""Addresses of the port records, 0 where one was taken away; the position is the port's index in tags."""
+"""Addresses of the port records, 0 if a port was removed; the position is the port's index in tags."""
 MAX_PORTS = 1024
 
-# -- namespace record (host memory), one for each namespace id; of the first, word 0 bounds the ids in use ----
+# -- namespace record (host memory), one for each namespace id; word 0 of the first limits the ids in use ----
 NS_START = 0
-"""Address of the medium's start function; 0 where no namespace is attached."""
+"""Address of the medium's start function; 0 if no namespace is attached."""
 NS_COMPLETE = 1
 """Address of its complete function, or 0."""
 NS_STATE = 2
@@ -95,27 +96,28 @@ KEY_VALUE = 1
 """Kind of a namespace of any other commands; they may request a return slot."""
 
 FETCH = 32
-"""Most commands that a thread fetches at a time."""
+"""Maximum number of commands that a thread fetches at a time."""
 
-# -- words of the control record, of threads that go round together --------------------------------------------
+# -- words of the control record for threads that visit ports together --------------------------------------------
 LOCK = K_SHARED
 TURNS = K_SHARED + 1
 """A turn, as in the record of a thread."""
 WRITTEN_OFF = K_SHARED + 3
-"""Commands under way that count no more: nothing completed for long while they filled the window."""
+"""Number of commands in flight that no longer count, because no command completed for a second while they filled the
+window."""
 POSTED = K_SHARED + 4
 """Completions of all ports when a full window was first seen without further ones."""
 SINCE = K_SHARED + 5
-"""When that was (ns)."""
+"""Time of `POSTED` (ns)."""
 SILENCE_NS = 10**9
 
 # -- record of a thread (host memory, its own) -------------------------------------------------------------------
 T_TURN = 0
-"""Index of the port whose turn it is."""
+"""Index of the port that has the turn."""
 T_LEFT = 1
 """Commands that it may still send in this turn."""
 T_ROUNDS = 2
-"""Rounds that it has begun: two more mean that it is out of every function that it was in."""
+"""Number of rounds that the thread has begun: after two more, it has left every function that it was in."""
 T_SEAT = 3
 """Number of the thread (`commands.seat_of`). Without a launch, thread 0 stays while commands are in flight."""
 T_ANSWERS = 16
@@ -127,9 +129,9 @@ PORT_INDEX = 2
 THREAD_WORDS = T_BATCH + COMMAND_WORDS * FETCH + 16
 
 AHEAD = 4
-"""Commands whose data are fetched while earlier ones are copied."""
+"""Number of commands whose data are prefetched while earlier commands are copied."""
 BATCH = 8
-"""Most commands that a thread takes at a time where a window bounds those in flight."""
+"""Maximum number of commands that a thread takes at a time if a window limits the commands in flight."""
 
 
 @device
@@ -204,7 +206,7 @@ def poll_media(control, answers, namespaces):
 
 @device
 def post_answers(control, answers, count):
-    """Post the completions of `count` answers, for one port after the other (any I/O thread)."""
+    """Post the completions of `count` answers, port by port (any I/O thread)."""
     while count > 0:
         index = port_index(word(answers, A_TAG))
         port = port_of(control, index)
@@ -227,7 +229,7 @@ def post_answers(control, answers, count):
 def write_completion(port, cid, status, result):
     """Write the next completion of a locked ring. The phase word is stored last, with release order.
 
-    The ring cannot be full: ids in flight are fewer than its entries.
+    The ring cannot be full, because there are fewer ids than entries.
     """
     shift = field(port, at.P_DEPTH_SHIFT)
     mask = (1 << shift) - 1
@@ -237,7 +239,7 @@ def write_completion(port, cid, status, result):
     fetched = load_acquire(port + 8 * at.P_SQ_HEAD, SYSTEM) & mask
     store_relaxed(entry, completion_word0(with_return_slot(port, cid, status, result)), SYSTEM)
     store_release(entry + 8, completion_word1(fetched, field(port, at.P_SQID), cid, phase, status), SYSTEM)
-    # released: a reader that sees it sees at least as many commands fetched
+    # release order: a reader that sees this value sees at least as many fetched commands
     store_release(port + 8 * at.P_CQ_TAIL, tail + 1, SYSTEM)
 
 
@@ -250,7 +252,7 @@ def in_flight(port):
 
 @device
 def can_idle(control, idle, number):
-    """Return whether a thread that was idle `idle` times may park: all but thread 0 leave commands in flight."""
+    """Return whether a thread that was idle `idle` times may park. Thread 0 stays while commands are in flight."""
     if load_acquire(control + 8 * K_LAUNCHES, SYSTEM) != 0:
         return False
     if (idle <= 64 or idle & 63 != 0) and load_relaxed(control + 8 * K_QUIESCE, SYSTEM) == 0:
@@ -259,7 +261,7 @@ def can_idle(control, idle, number):
         port = port_of(control, index)
         if port == 0:
             continue
-        # the last launch may have rung after the look at the doorbell that found nothing
+        # the last launch may have rung after this thread found that the doorbell had not changed
         mask = (1 << field(port, at.P_DEPTH_SHIFT)) - 1
         tail = load_acquire(field(port, at.P_SQ_DOORBELL), SYSTEM)
         if load_relaxed(port + 8 * at.P_SQ_HEAD, SYSTEM) & mask != tail or (number == 0 and in_flight(port) != 0):
@@ -316,7 +318,7 @@ def process_batch(control, thread, namespaces):
 
 @device
 def prefetch_data(command, namespaces):
-    """Bring the start of a command's data near the processor, if they are in memory: it copies them soon."""
+    """Prefetch the start of a command's data into the processor's cache, if they are in memory."""
     word0 = load_relaxed(command, SYSTEM)
     record = namespace_of(namespaces, word0)
     if record == 0 or word0_opc(word0) != READ:
@@ -333,7 +335,7 @@ def prefetch_data(command, namespaces):
 
 @device
 def fetch_commands(control, thread):
-    """Copy the next commands to the thread's record; return their number: also 0 if other threads are fetching."""
+    """Copy the next commands to the thread's record; return their number, 0 also if other threads are fetching."""
     window = load_relaxed(control + 8 * K_WINDOW, SYSTEM)
     lock = control + 8 * LOCK
     turns = thread
@@ -362,7 +364,7 @@ def fetch_commands(control, thread):
         if fetched > 0:
             without = 0
         if fetched == 0 or left <= 0:
-            # its turn is over, or its ring is empty: unused commands of a turn are not saved up
+            # the port's turn is over, or its ring is empty: unused commands of a turn do not accumulate
             turn += 1
             if turn >= ports:
                 turn = 0
@@ -383,10 +385,10 @@ def fetch_commands(control, thread):
 
 @device
 def fetch_from_port(port, index, limit, batch):
-    """Copy up to `limit` commands of a port into `batch` and let their entries be written again.
+    """Copy up to `limit` commands of a port into `batch` and release their entries.
 
-    Return 0 also if another thread fetches from the port. A thread leaves a share of the waiting commands to other
-    threads, because a command may take long.
+    Return 0 also if another thread fetches from the port. A thread leaves some waiting commands to other threads,
+    because a command may take long.
     """
     mask = (1 << field(port, at.P_DEPTH_SHIFT)) - 1
     doorbell = field(port, at.P_SQ_DOORBELL)
@@ -410,7 +412,7 @@ def fetch_from_port(port, index, limit, batch):
         store_relaxed(command + 48, load_relaxed(entry + 48, SYSTEM), SYSTEM)
         store_relaxed(command + 56, load_relaxed(entry + 56, SYSTEM), SYSTEM)
     if count > 0:
-        # released, because it tells submitters that the entries were read
+        # release order, because submitters see from this value that the entries were read
         store_release(port + 8 * at.P_SQ_HEAD, head + count, SYSTEM)
     store_release(lock, 0, SYSTEM)
     return count
@@ -420,8 +422,8 @@ def fetch_from_port(port, index, limit, batch):
 def window_capacity(control, ports):
     """Return how many commands may be fetched (under the lock).
 
-    Commands that a drive lost must not fill the window: if no command completed for a second, those in flight no longer
-    count.
+    Commands that a drive lost must not fill the window: if no command completed for a second, the commands in flight no
+    longer count.
     """
     going = 0
     posted = 0
@@ -448,7 +450,7 @@ def window_capacity(control, ports):
 
 @device
 def poll_queues(control, thread, namespaces):
-    """Serve the ports of a controller together with other threads, until told to stop, or idle without a launch."""
+    """Serve the ports of a controller with other threads, until a stop is requested, or idle without a launch."""
     idle = 0
     rounds = thread + 8 * T_ROUNDS
     number = load_relaxed(thread + 8 * T_SEAT, SYSTEM)

@@ -52,7 +52,7 @@ COUNT = 1
 STRIPE = 2
 NBYTES = 3
 TABLE = 4
-"""Address of the slot table, or 0 where no medium is ever pending."""
+"""Address of the slot table, or 0 if no command of any medium is ever pending."""
 WRITABLE = 5
 TURN = 6
 """Replica of the next read."""
@@ -66,16 +66,18 @@ M_WORDS = 4
 
 MAX_MEDIA = 60
 TURNS = MEDIA + M_WORDS * MAX_MEDIA
-"""Medium that a service thread polls first: a word for each thread, on a line of its own."""
+"""Medium that a service thread polls first: a word for each thread, in its own cache line."""
 TURN_WORDS = 16
 STATE_WORDS = TURNS + TURN_WORDS * SEATS
 
 DIRECT = 0
-"""Last bit of the tag of a command that is one part, above it the tag that the group got. It needs no slot."""
+"""Last bit of the tag of a command that is one part; the other bits are the tag of the group's command. Such a command
+needs no slot."""
 PART = 1
-"""Last bit of the tag of a part, above it slot << 6 | number of the medium."""
+"""Last bit of the tag of a part; the other bits are slot << 6 | number of the medium."""
 START_BIAS = 1 << 40
-"""More than the parts of a command. The starter adds it, so that no completion finishes the command meanwhile."""
+"""A number above the parts of a command. The starting thread adds it, so that no completion finishes the command before
+all parts are started."""
 
 
 class MediumGroup(Medium):
@@ -83,7 +85,7 @@ class MediumGroup(Medium):
 
     def __init__(self, media: list[Medium], kind: int, nbytes: int, stripe: int) -> None:
         if not 1 <= len(media) <= MAX_MEDIA:
-            raise errors.ArgumentError(f"{len(media)} media: 1 to {MAX_MEDIA}", name="media")
+            raise errors.ArgumentError(f"{len(media)} media: pass 1 to {MAX_MEDIA}", name="media")
         self.media = media
         self.nbytes = nbytes
         self.writable = all(m.writable for m in media)
@@ -152,7 +154,7 @@ class Striped(MediumGroup):
     Parameters
     ----------
     media : sequence of Medium
-        1 to 60 media. The capacity ends at the first stripe that a medium does not have, so the last media may be
+        1 to 60 media. The capacity ends at the first stripe that is missing on a medium, so the last media may be
         smaller.
     stripe_bytes : int or str
         Bytes of a stripe, also as text such as "4KiB": a multiple of 512, preferably of the page size.
@@ -210,7 +212,7 @@ def _capacity(sizes: list[int], stripe: int) -> int:
 
 
 class Replicated(MediumGroup):
-    """The same bytes on several media. Reads go to the media in turn, and writes go to all of them.
+    """The same bytes on several media. Reads are sent to the media in turn, and writes to all media.
 
     A failed read is tried on the other replicas. A write fails if it fails on any replica. A replica that missed a
     write serves no more reads, unless all replicas have missed a write. Closing this medium closes the media.
@@ -218,7 +220,7 @@ class Replicated(MediumGroup):
     Parameters
     ----------
     media : sequence of Medium
-        1 to 60 media of one size, which already hold the same bytes.
+        1 to 60 media of one size, which already have the same bytes.
 
     Raises
     ------
@@ -393,7 +395,7 @@ def read_replica(state: int, record: int, slot: int, command: int, first: int, t
         if (stale >> k) & 1 != 0:
             continue
         if record != 0:
-            # before the start: once pending, the record is another thread's
+            # store this before the start: once the command is pending, another thread owns the record
             set_word(record, R_EXTRA, (first << 8) | (attempt + 1))
         status = start_part(state, k, command, part_tag(slot, k))
         if status == PENDING or status == 0:
@@ -444,7 +446,7 @@ def part_done(state: int, slot: int, k: int, answer: int, command: int) -> bool:
             again = read_replica(state, record, slot, command, extra >> 8, extra & 0xFF)
             if again == PENDING:
                 return False
-            if again >= 0:  # else there was no other replica
+            if again >= 0:  # otherwise there was no other replica
                 status = again
     else:
         if status != 0:

@@ -1,9 +1,9 @@
 """Ring: io_uring, through which one thread has many reads and writes of a file in flight.
 
-It is used if the kernel allows it (`allowed`, which probes it in a child process, because some sandboxes kill the
-caller), and if transfers bypass the page cache: others end at once, and gain nothing. Any I/O thread queues commands,
-submits them to the kernel, and takes completions, so the ring is not bound to one thread. A command that the ring
-cannot carry, because it is not aligned or no slot is free, is transferred by its thread instead.
+io_uring is used if the kernel allows it, and if transfers bypass the page cache: other transfers complete at once, and
+would gain nothing. `allowed` probes io_uring in a child process, because some sandboxes kill the caller. Any I/O thread
+queues commands, submits them to the kernel, and takes completions, so the ring is not bound to one thread. If the ring
+cannot carry a command, because it is not aligned or no slot is free, the thread transfers it itself.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from .commands import (
 )
 
 ENTRIES = 1024
-"""Most commands of one file in flight."""
+"""Maximum number of commands of one file in flight."""
 BATCH = 16
 """Number of queued commands that are submitted at once; polls for completions submit fewer."""
 
@@ -58,7 +58,7 @@ AT_ENTRIES = 0x10000000
 
 U4 = np.dtype(np.uint32)
 
-# -- record of a ring; the words that threads race for have lines of their own --------------------------------
+# -- record of a ring; words for which threads contend have their own cache lines --------------------------------
 G_SYSCALL = 0
 G_FD = 1
 G_SQ_HEAD = 2
@@ -150,7 +150,7 @@ class Ring:
 
     def unmap(self) -> None:
         """Unmap the rings and close the descriptor; a parent process may continue to use them."""
-        self._maps.clear()  # the mappings go with their objects
+        self._maps.clear()  # the mappings end with their objects
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -185,20 +185,20 @@ def allowed() -> str | None:
 
 @device
 def at_index(address: int) -> int:
-    """Load an index of a ring, after which what it covers is seen."""
+    """Load an index of a ring; later loads see the entries before it."""
     return i64(load_acquire_as(address, U4))
 
 
 @device
 def move_index(address: int, value: int) -> None:
-    """Store an index of a ring, after what it covers."""
+    """Store an index of a ring, after the entries before it."""
     fence(SYSTEM)
     store_relaxed_as(address, value & 0xFFFFFFFF, U4)
 
 
 @device
 def queued(ring: int) -> int:
-    """Return how many commands the kernel has not taken yet (a snapshot)."""
+    """Return the number of commands that the kernel has not taken yet (a snapshot)."""
     head = at_index(word(ring, G_SQ_HEAD))
     return (at_index(word(ring, G_SQ_TAIL)) - head) & 0xFFFFFFFF
 
@@ -227,7 +227,7 @@ def queue(ring: int, fd: int, slot: int) -> None:
 
 @device
 def submit(ring: int) -> None:
-    """Hand queued commands to the kernel, unless another thread does; the next call submits what it did not accept."""
+    """Submit queued commands to the kernel, unless another thread does; the next call submits the rejected ones."""
     flag = ring + 8 * G_ENTERING
     if load_relaxed(flag, SYSTEM) != 0:
         return
