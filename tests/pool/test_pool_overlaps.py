@@ -102,7 +102,7 @@ def test_bytes_between_the_items_stay_as_they_are() -> None:
     copy[span.pad :] = span.bytes
     matrix[:, 3] = 7  # as another thread could do in the meantime
     np.ndarray(part.shape, part.dtype, copy, span.offset_of(part), part.strides)[:] = 5
-    span.bring_back(copy)
+    span.copy_back(copy)
     assert matrix.tolist() == [[0, 0, 0, 7], [5, 0, 0, 7], [5, 0, 0, 7], [0, 0, 0, 7]]
 
 

@@ -118,7 +118,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: pa.array(["a"]), r"text, .*array.dictionary_encode\(\).indices"),
     (lambda: pa.array(["a"]).dictionary_encode(), r"dictionary-encoded: pass array.indices"),
     (lambda: pa.array([1], pa.decimal128(9)), r'decimal128.*array.cast\("float64"\)'),
-    (lambda: pa.array([{"a": 1}]), r"items of struct<a: int64>, and kernels take numbers"),
+    (lambda: pa.array([{"a": 1}]), r"items of struct<a: int64>, but kernels take numbers"),
     (lambda: pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1], pa.int8())), r"pass array.storage"),
     (lambda: pa.table({"x": [1]}), r'\(pyarrow Table\) has columns: .*table\["name"\]'),
     (misaligned, r"are not 8-byte aligned: pass numpy.array\(array\)"),

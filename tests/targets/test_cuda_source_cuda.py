@@ -202,7 +202,7 @@ def test_a_source_whose_workers_do_not_compile() -> None:
 @pytest.mark.parametrize(
     ("declared", "message"),
     [
-        ({"x": "float32*", "a": "float32", "n": "int32"}, "has 5 parameters, and 3 are declared"),
+        ({"x": "float32*", "a": "float32", "n": "int32"}, "has 5 parameters, but 3 are declared"),
         ({"x": "float32*", "a": "float64", "n": "int32", "h": "bool", "p": "int64"}, "'a'.*4 bytes of type f32"),
         ({"x": "float32*", "a": "int32", "n": "int32", "h": "bool", "p": "int64"}, "'a'.*'int32'.*type f32"),
         ({"x": "float32*", "a": "float32", "n": "float32", "h": "bool", "p": "int64"}, "'n'.*4 bytes of type u32"),

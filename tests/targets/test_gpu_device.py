@@ -201,7 +201,7 @@ def test_no_gpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda: double[3](np.ones(3), device="cuda"),
         lambda: source[1, 32](np.ones(3, np.float32)),
     ):
-        with pytest.raises(errors.DeviceNotFoundError, match=r"no GPU is usable here.*\[cuda\].* or take device cpu"):
+        with pytest.raises(errors.DeviceNotFoundError, match=r"no GPU is usable here.*\[cuda\].* or choose device cpu"):
             call()
 
 
@@ -344,9 +344,9 @@ def test_the_default_stream_is_waited_for_only_where_it_has_work(status: int, mo
     stream = SimpleNamespace(synchronize=lambda: waited.append(status))
     monkeypatch.setitem(sys.modules, "numba.cuda", SimpleNamespace(default_stream=lambda: stream))
     monkeypatch.setattr(numba, "cuda", sys.modules["numba.cuda"], raising=False)
-    device._asks_default.cache_clear()
+    device._query_default.cache_clear()
     try:
         device.wait_default()
     finally:
-        device._asks_default.cache_clear()
+        device._query_default.cache_clear()
     assert queried == [None] and waited == [status] * (status != 0)

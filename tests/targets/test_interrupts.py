@@ -326,7 +326,7 @@ def test_two_end_a_program_whose_kernel_is_endless(tmp_path: Path) -> None:
         assert process.stdout is not None and process.stdout.readline() == "READY\n"
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
-        message = "kernel 'f' does not leave one index: press Ctrl-C again to abandon it"
+        message = "kernel 'f' still runs one index: press Ctrl-C again to abandon it"
         assert any(message in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=HANG_SECONDS)

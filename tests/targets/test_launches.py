@@ -169,7 +169,7 @@ LAUNCHES = [
     (flat[2, 2, 2], r"or ask grid\(3\)"),
     (plane[4], r"'plane' asks grid\(2\) \(.*test_launches.py, line \d+\).*: launch over two extents, or ask grid\(1\)"),
     (plane[4, 1, 1], r"launch over two extents"),
-    (tiles[2, 32], r"of a block kernel: give one number, of blocks"),
+    (tiles[2, 32], r"of a block kernel: pass one number, of blocks"),
 ]
 
 
@@ -223,7 +223,7 @@ def test_arguments_that_cannot_be(device: str) -> None:
         three[4](x, device=device)
     with pytest.raises(errors.ArgumentError, match=r"positional arguments only, not arguments by name \(y=\)"):
         flat[4](y=x, device=device)
-    with pytest.raises(errors.ArgumentError, match=r"'x' of kernel 'flat' is a list, .* make it an array"):
+    with pytest.raises(errors.ArgumentError, match=r"'x' of kernel 'flat' is a list, .* convert it"):
         flat[4]([1.0, 2.0, 3.0, 4.0], device=device)
 
 

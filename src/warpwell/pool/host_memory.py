@@ -123,7 +123,7 @@ class HostArrays:
         """Copy the contents after the launch to all writable arrays, and wait for the copies."""
         for span, memory in self._spans:
             if any(array.flags.writeable for array in span.arrays):
-                span.bring_back(memory.copy_to_host(stream=self._stream))
+                span.copy_back(memory.copy_to_host(stream=self._stream))
         for array in self._separate:
             if array.flags.writeable:
                 self._buffers[id(array)].copy_to_host(array, self._stream)

@@ -17,7 +17,7 @@ In the order in which a launch meets them:
 - `arguments/`: objects that may be arguments; the device of a launch; arguments that share memory.
 - `bounds.py`: bounds checks of NumPy and device arrays: the switch and the error. An index is compared in
   `compiler/checked_arrays.py` and `interp/checked_numpy.py`; of an array on storage, in `array/elements.py`.
-- `fault.py`: the flag of a launch, which `failed` asks; the fault page.
+- `fault.py`: the flag of a launch, which `failed` reads; the fault page.
 - `compiler/`: compilation, and launches on `cpu` and `cuda`.
 - `interp/`: launches on `interp`, with weak memory.
 - `blocks/`: launches block by block, for schedulers: where blocks are claimed.

@@ -54,7 +54,7 @@ def empty(device: str, shape: int | tuple[int, ...], dtype: DTypeLike = np.int64
 
 
 def at_address(device: str, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], keep: Any = None) -> Any:
-    """Return memory at an address as an array in C order, without a copy; it keeps `keep`, which keeps the memory."""
+    """Return memory at an address as an array in C order, without a copy; it keeps `keep`, the memory's owner."""
     if device == "cuda":
         return memory.as_array(address, shape, dtype, None, keep)
     nbytes = math.prod(shape) * dtype.itemsize

@@ -23,7 +23,7 @@ from .signature import parameters
 
 _FLAG, _CLAIMED, _ARGUMENT, _INDEX, _EXTENT = range(5)
 SINK = 64
-"""Where additions go that are out of range: behind the record."""
+"""Offset of the memory that additions out of range change, after the record."""
 _WORD_COUNT = 16
 
 
@@ -36,7 +36,7 @@ def checking(kernel: Any) -> bool:
         ``WARPWELL_CHECK`` is not 0 or 1.
     """
     if kernel.bounds is not False:
-        return bool(kernel.bounds)  # None: those that launch others with checks
+        return bool(kernel.bounds)  # None for kernels that call other kernels with checks
     if str(kernel.function.__module__).startswith("warpwell."):
         return False
     return settings.check
@@ -49,7 +49,7 @@ def checked(value: Any, record: int, number: int) -> Any:
 
 @device
 def note(record, number, index, extent):  # type: ignore[no-untyped-def]
-    """Keep the first index that is out of range; those after a failure of the launch are its consequence (thread)."""
+    """Record the first index that is out of range; later ones may be consequences of a failure (thread)."""
     flag = load_relaxed(record + 8 * _FLAG, SYSTEM)
     if load_relaxed(flag, SYSTEM) == 0 and compare_exchange(record + 8 * _CLAIMED, 0, 1, DEVICE) == 0:
         store_relaxed(record + 8 * _ARGUMENT, number, SYSTEM)

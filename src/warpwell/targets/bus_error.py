@@ -1,13 +1,14 @@
-"""Mapped files that may be cut or fail while native code reads them: zeros instead of a killed process.
+"""Mapped files that may be truncated or fail while native code reads them: zeros instead of a killed process.
 
-The system sends SIGBUS, which kills the process, if a page of a mapped file cannot be read, is behind the file's end,
-or has no room on a full disk. For ranges that `map_guarded` maps, a handler replaces the page that failed by zeros, and
+The system sends SIGBUS, which kills the process, if a page of a mapped file cannot be read, is after the file's end, or
+has no space on a full disk. For ranges that `map_guarded` maps, a handler replaces the page that failed by zeros, and
 the access continues. There are two kinds of ranges:
 
-- `PAGE_OF_ZEROS`: the page that failed becomes zeros. Readers have a checksum, and look further when it is wrong.
+- `PAGE_OF_ZEROS`: the page that failed becomes zeros. Readers verify a checksum, and search for the cause if it is
+  wrong.
 - `REST_OF_ZEROS`, `REST_TO_WRITE`: the range keeps its first failure for `failure`, the launch is flagged as failed,
-  and everything from the page that failed to the end of the range becomes zeros (for `REST_TO_WRITE` in memory that may
-  be written): one signal instead of one a page, and stores that go nowhere instead of a killed process.
+  and all pages from the page that failed to the end of the range become zeros (for `REST_TO_WRITE` in writable memory):
+  one signal instead of one per page, and stores without effect instead of a killed process.
 
 Any other SIGBUS goes to the previous handler.
 """
@@ -36,18 +37,18 @@ from .primitives import (
 )
 
 CAPACITY = 1 << 16
-"""Ranges."""
+"""Maximum number of ranges."""
 
 PAGE_OF_ZEROS, REST_OF_ZEROS, REST_TO_WRITE = range(3)
 
 # -- table, in words -----------------------------------------------------------------------------------------
 W_COUNT, W_MMAP, W_SIGACTION, W_PREVIOUS, W_DEFAULT, W_PASSED = range(6)
-"""The number of ranges to look at; addresses of mmap, sigaction, the previous action and the system's own action.
+"""The number of ranges to check; addresses of mmap, sigaction, the previous action and the system's own action.
 
 `W_PASSED` is 1 after a signal was passed on to the previous action: if that action passes it back, it is not handled.
 """
 W_RANGES = 8
-"""Here the ranges begin, with the words below."""
+"""First word of the ranges; each has the words below."""
 RANGE_WORDS = 4
 R_START, R_END, R_KIND, R_FAILED = range(RANGE_WORDS)
 """The start is 0 if the range is free. `R_FAILED` is twice the first address that failed, plus 1 for a store, or 0."""
@@ -79,7 +80,7 @@ class _Action(ctypes.Structure):
 
 @native
 def on_bus_error(number: int, info: int, context: int, a: int, b: int, c: int) -> int:
-    """The handler. It only stores words and maps pages, which is safe wherever the signal came."""
+    """The handler. It only stores words and maps pages, which is safe at any point of the interrupted code."""
     table = guarded_ranges()
     address = load_weak_as(info + _ADDRESS_IN_INFO, _I8)
     for k in range(load_acquire(table + 8 * W_COUNT, SYSTEM)):
@@ -92,7 +93,7 @@ def on_bus_error(number: int, info: int, context: int, a: int, b: int, c: int) -
             allowed = _PROT_READ
             kind = load_relaxed(entry + 8 * R_KIND, SYSTEM)
             if kind != PAGE_OF_ZEROS:
-                # before the zeros can be read
+                # record the failure before the zeros can be read
                 stored = (load_weak_as(context + _ERROR_IN_CONTEXT, _I8) >> 1) & 1
                 compare_exchange(entry + 8 * R_FAILED, 0, 2 * address + stored, SYSTEM)
                 flag = own_launch_flag()
@@ -104,8 +105,9 @@ def on_bus_error(number: int, info: int, context: int, a: int, b: int, c: int) -
             got = call_native(load_relaxed(table + 8 * W_MMAP, SYSTEM), page, nbytes, allowed, _ZEROS, -1, 0)
             if got == page:
                 return 0
-    # Not ours: with the former action back in its place, the access fails again and goes there. If that one hands it
-    # back (it had taken ours for its predecessor), the system's own action ends the process.
+    # The address is not guarded: restore the previous action, so that the access fails again and that action handles
+    # it. If it passes the signal back (because it has this handler as its predecessor), the system's own action ends
+    # the process.
     action = W_PREVIOUS
     if load_relaxed(table + 8 * W_PASSED, SYSTEM) != 0:
         action = W_DEFAULT
@@ -124,11 +126,11 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _FAILED = ctypes.c_void_p(-1).value
 _previous, _default = _Action(), _Action()
 TABLE = (ctypes.c_int64 * (W_RANGES + RANGE_WORDS * CAPACITY))()
-"""At one place for the life of the process; compiled code finds it by its symbol."""
+"""The table; its address never changes, and compiled code finds it by its symbol."""
 
 
-# No lock: finalizers come here in the middle of anything, also of these functions, and forked children. Each step below
-# is one that no other interrupts.
+# No lock: a finalizer may call these functions at any point, even within them, and so may a forked child. Each step
+# below is atomic.
 _free = deque(range(CAPACITY))
 _slots: dict[int, int] = {}
 
@@ -165,7 +167,7 @@ def unmap(address: int, nbytes: int) -> None:
 
 
 def failure(address: int) -> tuple[int, bool] | None:
-    """Return where the guarded range at `address` first failed, and whether a store did; None if it did not."""
+    """Return the address at which the guarded range at `address` first failed, and whether by a store; else None."""
     found = TABLE[W_RANGES + RANGE_WORDS * _slots[address] + R_FAILED]
     return (found >> 1, bool(found & 1)) if found else None
 
@@ -173,7 +175,7 @@ def failure(address: int) -> tuple[int, bool] | None:
 def failure_word(address: int) -> int:
     """Return the address of a word that is 0 until the guarded range at `address` fails, for native code.
 
-    It changes before the zeros can be read.
+    The word changes before the zeros can be read.
     """
     return ctypes.addressof(TABLE) + 8 * (W_RANGES + RANGE_WORDS * _slots[address] + R_FAILED)
 
@@ -190,7 +192,7 @@ def _handler() -> int:
 
 
 def handled() -> bool:
-    """See to it that ours is the handler, since others may have come after it; return False if it cannot be."""
+    """Install the handler again if another handler has replaced it; return False if that is impossible."""
     handler = _handler()
     now = _Action()
     if _libc.sigaction(_SIGBUS, None, ctypes.byref(now)) != 0:

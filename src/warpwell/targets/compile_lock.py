@@ -1,5 +1,4 @@
-"""A fork waits for compilations of other threads: they would end in the parent alone, and their locks stay held in the
-child.
+"""A fork waits for compilations of other threads, whose locks would otherwise stay held in the child.
 
 A module that blocks other threads before a fork imports this module first. Handlers run in reverse order of
 registration, so these locks are then taken last: a thread that holds another lock may have to compile before it can
@@ -25,7 +24,7 @@ _holding = _Holding()
 
 def _before_fork() -> None:
     numba = getattr(sys.modules.get("numba.core.compiler_lock"), "global_compiler_lock", None)
-    # compiled code that is loaded, or dropped, needs LLVM's alone
+    # compiled code that is loaded or dropped needs only LLVM's lock
     llvm = getattr(getattr(sys.modules.get("llvmlite.binding.ffi"), "lib", None), "_lock", None)
     _holding.locks = tuple(lock for lock in (numba, llvm) if lock is not None)
     for lock in _holding.locks:

@@ -81,19 +81,20 @@ def chosen(stub: Callable[..., Any], choose: Callable[..., Callable[..., Any] | 
 
     `target` is "cpu" or "cuda". A kind is a `StructKind`, an `ArrayKind`, the Python function where the argument is a
     device function, a tuple of kinds for a tuple, and None for anything else. A chooser that knows no function for them
-    returns None or raises `DTypeError`. `registers` are what a thread of a kernel that calls it wants on `cuda`.
+    returns None or raises `DTypeError`. `registers` is the number of registers per thread that a calling kernel needs
+    on `cuda`.
     """
     _registers[stub] = registers
     _register("chosen", stub, choose)
 
 
 def registers_wanted(value: Any) -> int:
-    """Return the registers a thread that a function wants of the kernels that call it; 0 where it wants none."""
+    """Return the number of registers per thread that a function needs in kernels that call it; 0 if it needs none."""
     return _registers.get(value, 0) if isinstance(value, FunctionType) else 0
 
 
 def subscribe(intrinsics: Any) -> None:
-    """Hand a target's compiler hooks everything that was registered so far, and will be."""
+    """Pass a target's compiler hooks everything that has been or will be registered."""
     for kind, args in _registered:
         getattr(intrinsics, kind)(*args)
     _subscribers.append(intrinsics)

@@ -1,4 +1,4 @@
-"""`LaunchFlag`, which `failed` asks: whether anything of this launch failed, or Ctrl-C ended it; and the fault page."""
+"""`LaunchFlag`, which `failed` reads: a failed access of this launch, or Ctrl-C; and the fault page."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from .gpu import memory as gpu_memory
 from .memory import Block, memory_for, view_of
 
 FAULT_PAGE = 0x5A5A_0000_0000
-"""Address of the fault page, which kernels that others launch (``@cuda.jit``) ask: they know no launch."""
+"""Address of the fault page, which kernels read that other libraries launch (``@cuda.jit``), because they have no
+flag."""
 
 FLAG = 4
-"""Word of a thread's context on `cpu`: address of the launch's flag. Before it stand index and launch shape (3)."""
+"""Word of a thread's context on `cpu`: address of the launch's flag. The words before it are the index and the launch
+shape (3)."""
 
 _NBYTES = 4096
 
@@ -51,7 +53,7 @@ class LaunchFlag:
 
     @property
     def address(self) -> int:
-        """Address of the words, which a GPU reads too: pinned memory, taken when it is first asked for."""
+        """Address of the words, which a GPU reads too: pinned memory, allocated at first use."""
         if self._pair is None:
             self._pair = self._pinned = _take()
             self._pair[0][:] = self.interrupted
@@ -113,7 +115,7 @@ def _map() -> NDArray[np.int64]:
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | fixed_noreplace
     got = libc.mmap(FAULT_PAGE, _NBYTES, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
     if got != FAULT_PAGE:
-        raise OSError(ctypes.get_errno(), f"the address {FAULT_PAGE:#x} of Warpwell's fault page is taken")
+        raise OSError(ctypes.get_errno(), f"the address {FAULT_PAGE:#x} of Warpwell's fault page is in use")
     return view_of(FAULT_PAGE, _NBYTES, np.int64)
 
 
@@ -131,7 +133,7 @@ def share_fault_page() -> NDArray[np.int64]:
     Raises
     ------
     OSError
-        Another library holds the address.
+        Another library uses the address.
     """
     global _page, _pinned
     if _page is None or _pinned is None:

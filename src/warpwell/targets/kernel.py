@@ -79,7 +79,7 @@ class Kernel:
         self.checked: set[tuple[int, int]] = set()
         """Numbers of extents and arguments with which launches are known to fit."""
         self.stamp = stamp_of(function.__code__.co_filename)
-        """Of its file, when Python had read it."""
+        """Modification time and size of its file when Python had read it."""
         self._versions: dict[Callable[..., Any], Kernel] = {}
         self._current: tuple[Snapshot, Kernel] | None = None
         """The latest snapshot, and the version that belongs to it."""
@@ -257,7 +257,7 @@ class Launch:
                 raise found from error  # recorded only while nothing else had failed, so it came first
             raise
         except BaseException:
-            _left.append(record)  # Ctrl-C may have left the kernel behind, which notes all the same
+            _left.append(record)  # after Ctrl-C the kernel may still run, and record an index
             raise
         if (found := record.error(self.kernel)) is not None:
             raise found
@@ -279,7 +279,7 @@ class Launch:
             values = begin(participants, started, args, flag)
             runner = _runner(target) if total else None
             if runner is not None and target == "cpu" and not runner.is_compiled(self.kernel, values):
-                # threads that serve arguments rest meanwhile: awake, they take a fifth of a core from the compiler
+                # park the I/O threads while compiling: spinning, they take 20 % of a core from the compiler
                 ended, started[:] = list(started), []
                 finish(ended, flag)
                 runner.compile_launch(self.kernel, values)
@@ -327,9 +327,9 @@ class Launch:
     def check(self, args: Sequence[Any]) -> None:
         """Raise `ArgumentError` if the kernel does not take this shape, or this number of arguments."""
         key = len(self.shape), len(args)
-        if key not in self.kernel.checked:  # its code is looked at once
+        if key not in self.kernel.checked:  # its code is inspected once
             check_launch(self.kernel, self.shape, len(args))
-            if math.prod(self.shape):  # a launch of nothing asks for nothing
+            if math.prod(self.shape):  # an empty launch does not call grid
                 self.kernel.checked.add(key)
 
     def current(self) -> Launch:
@@ -356,13 +356,13 @@ _left: list[Record] = []
 
 def _check_options(max_registers: Any, block: Any) -> None:
     if block is not None and checked_integer(block, "block", maximum=1024) % 32:
-        raise errors.ArgumentError(f"a block of {block} threads: give a multiple of 32, at most 1024", name="block")
+        raise errors.ArgumentError(f"a block of {block} threads: choose a multiple of 32, at most 1024", name="block")
     if max_registers is not None:
         checked_integer(max_registers, "max_registers", minimum=16, maximum=255)
 
 
 def by_name(kernel: Any, named: Iterable[str]) -> errors.ArgumentError:
-    """Return the exception for arguments that were given by name, which launches do not take."""
+    """Return the exception for arguments that were passed by name, which launches do not take."""
     listed = ", ".join(f"{name}=" for name in named)
     return errors.ArgumentError(
         f"kernel {kernel.__name__!r} takes positional arguments only, not arguments by name ({listed}): leave the "

@@ -39,7 +39,7 @@ class LaunchStream:
         """Let later work wait for all work so far in the device's default stream, and in the stream of this handle."""
 
     def point(self) -> Any:
-        """Return the point behind all work so far, for `after` of other streams."""
+        """Return the point after all work so far, for `after` of other streams."""
         return None
 
     def after(self, point: Any) -> None:
@@ -76,7 +76,7 @@ class GpuStream(LaunchStream):
     ----------
     ordinal : int
     handle : int, optional
-        Handle of a stream that its owner keeps; 0 is the default stream.
+        Handle of a stream, whose owner keeps it; 0 is the default stream.
     """
 
     def __init__(self, ordinal: int, handle: int | None = None) -> None:
@@ -145,7 +145,7 @@ def _gpu(ordinal: int) -> GpuDevice:
 
 
 def stream_of(device: str, handle: int) -> LaunchStream:
-    """Return the stream of a handle (see `handle_of`), as one to which work may be given; its owner keeps it."""
+    """Return a `LaunchStream` for the stream of a handle (see `handle_of`), whose owner keeps it."""
     return GpuStream(0, handle) if device == "cuda" else LaunchStream(device)
 
 

@@ -25,9 +25,9 @@ def view_of(address: int, nbytes: int, dtype: Any) -> NDArray[Any]:
 def private_memory(nbytes: int) -> mmap.mmap:
     """Return zeroed memory of which a forked child gets a copy.
 
-    ``mmap.mmap(-1, nbytes)`` alone is shared with children: each process reads the writes of the other. Memory that
-    O_DIRECT transfers write to has to be shared all the same (`Allocator`): a fork in the middle of a transfer to
-    private memory may leave the data in the child alone (open(2)).
+    ``mmap.mmap(-1, nbytes)`` alone is shared with children: each process reads the writes of the other. But memory to
+    which O_DIRECT transfers write must be shared (`Allocator`): a fork in the middle of a transfer to private memory
+    may leave the data only in the child (open(2)).
     """
     return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
@@ -66,7 +66,7 @@ class Block:
         return view_of(self.address, self.nbytes, dtype)
 
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        """Return a copy of `nbytes` bytes from byte `offset`, whole launches before it included."""
+        """Return a copy of `nbytes` bytes from byte `offset`, after all earlier launches."""
         if self._host:
             return self.view(np.dtype(np.uint8))[offset : offset + nbytes].copy()
         return np.asarray(self._owner[offset : offset + nbytes].copy_to_host())
@@ -78,7 +78,7 @@ class Block:
             self.view(np.dtype(np.uint8))[offset : offset + raw.nbytes] = raw
         elif raw.nbytes:
             self._owner[offset : offset + raw.nbytes].copy_to_device(raw)
-            # the copy may return with its last bytes still on their way, and no other stream waits for them
+            # the copy may return before its last bytes have arrived, and no other stream waits for them
             wait_default()
 
     def free(self) -> None:

@@ -436,7 +436,7 @@ def own_launch_flag() -> int:
 
 
 def seat() -> int:
-    """Return what the calling service thread keeps about itself (`take_seat`), 0 in other threads (`cpu`, `interp`).
+    """Return the word that the calling service thread stored with `take_seat`, or 0 (`cpu`, `interp`).
 
     On `interp` it is the thread's number.
     """
@@ -444,7 +444,7 @@ def seat() -> int:
 
 
 def take_seat(value: int) -> None:
-    """Keep a word for the calling thread, for `seat`; initially 0 (compiled host code)."""
+    """Store a word for the calling thread, for `seat`; initially 0 (compiled host code)."""
     raise RuntimeError("take_seat is compiled host code")
 
 
@@ -608,5 +608,5 @@ def put_claim(value: int) -> None:
 
 
 def get_claim() -> int:
-    """Return the word that `put_claim` left, after a barrier."""
+    """Return the word that `put_claim` has stored, after a barrier."""
     raise RuntimeError("get_claim is compiled launch code")

@@ -116,7 +116,7 @@ def configuration(shape: tuple[int, ...], block: int | None) -> tuple[tuple[int,
     """Return blocks and threads of a launch, x first; `block` are the threads of a block kernel."""
     if block is not None:
         if len(shape) != 1:
-            raise errors.ArgumentError(f"launch shape {shape} of a block kernel: give one number, of blocks")
+            raise errors.ArgumentError(f"launch shape {shape} of a block kernel: pass one number, of blocks")
         return shape, (block,)
     if len(shape) == 1:
         return (-(-shape[0] // BLOCK_THREADS),), (BLOCK_THREADS,)
@@ -151,11 +151,11 @@ def check_arguments(kernel: Any, values: Any, *, compiles: bool = True) -> None:
         if isinstance(value, str | os.PathLike):
             raise errors.ArgumentError(
                 f"{where} is a {type(value).__name__}, which kernels do not take: open a file with ww.open(path), and "
-                f"give the array"
+                "pass the array"
             )
         if isinstance(value, list | dict | set | bytearray | range) or _only_converts(value):
             raise errors.ArgumentError(
-                f"{where} is a {type(value).__name__}, which kernels do not take: make it an array, with numpy.array()"
+                f"{where} is a {type(value).__name__}, which kernels do not take: convert it with numpy.array()"
             )
         dtype = getattr(value, "dtype", None)
         if compiles and isinstance(dtype, np.dtype) and not _compiles(dtype):
@@ -166,7 +166,7 @@ def check_arguments(kernel: Any, values: Any, *, compiles: bool = True) -> None:
 
 
 def _only_converts(value: Any) -> bool:
-    """Return whether `value` is no array, but becomes one, as a pandas Series does."""
+    """Return whether `value` is not an array, but converts to one, like a pandas Series."""
     if isinstance(value, np.ndarray | np.generic) or not hasattr(value, "__array__"):
         return False
     protocols = ("kernel_struct", "__dlpack__", "__cuda_array_interface__")

@@ -20,9 +20,9 @@ class Part(NamedTuple):
     static : hashable
         Its compile-time parameters.
     plus, times : dict of str to int
-        What members are multiplied by, then added to; others are the same.
+        Factors of members, and numbers added after that; other members do not change.
     more : dict of str to tuple of int
-        What is appended to tuples.
+        Items that are appended to tuples.
     """
 
     static: Any

@@ -46,7 +46,7 @@ def is_argument(value: Any) -> bool:
 
 @functools.cache
 def _has_methods(cls: type) -> bool:
-    # isinstance() of a protocol looks at every member of every object: tens of microseconds a launch
+    # isinstance() of a protocol checks every member of every object: tens of microseconds per launch
     names = ("kernel_struct", "launch_begins", "launch_ended", "launch_continues", "abort")
     return all(callable(getattr(cls, name, None)) for name in names)
 
@@ -87,7 +87,7 @@ def finish(participants: Sequence[KernelArgument], flag: LaunchFlag) -> None:
         try:
             argument.launch_ended(flag)
         except Exception as error:
-            # every array must see the end of the launch; the first failure is the one to report
+            # every array must see the end of the launch; report the first failure
             first = first or error
     if first is not None:
         raise first

@@ -1,10 +1,10 @@
 """`viewed`: columns of pandas, Polars and Arrow as arguments of kernels, without a copy, for reading.
 
-A column becomes a read-only NumPy array over its own memory, before anything else sees the launch: so all targets, the
-scheduler and the pool take it as they take any other NumPy array. Dates and times become their integers. A column
-without such an array is refused, and the message names a replacement: an implicit copy could be as large as a table.
+A column becomes a read-only NumPy array over its own memory, before the launch is passed on: so all targets, the
+scheduler and the pool treat it like any other NumPy array. Dates and times become their integers. A column without such
+an array is refused, and the message names a replacement: an implicit copy could be as large as a table.
 
-No library is imported here. A class says by its module and name whose it is, once for each class.
+No library is imported here. The module and the name of a class identify its library; this is checked once per class.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ _REPLACEMENTS = {
 
 def _check_nulls(count: int, replacement: str = "<values>") -> None:
     if count:
-        text = f"has {count} null{'s' * (count != 1)}, which kernels cannot tell from values: pass {replacement}"
+        text = f"has {count} null{'s' * (count != 1)}, which kernels cannot distinguish from values: pass {replacement}"
         raise _NoView(text, errors.ArgumentError)
 
 
 def _check_chunks(count: int) -> None:
     if count > 1:
-        text = f"has {count} chunks, and kernels take one piece of memory: pass <chunks>, a copy"
+        text = f"has {count} chunks, but kernels take one piece of memory: pass <chunks>, a copy"
         raise _NoView(text, errors.ArgumentError)
 
 
@@ -117,7 +117,7 @@ def _no_numbers(name: str) -> _NoView:
         return _NoView("has text, which kernels do not take: pass <codes>")
     if kind.startswith("decimal"):
         return _NoView(f"has items of {name}: pass <floats>, which rounds")
-    return _NoView(f"has items of {name}, and kernels take numbers: make numbers of them first")
+    return _NoView(f"has items of {name}, but kernels take numbers: convert them first")
 
 
 def _refuse_table(frame: Any) -> NDArray[Any]:

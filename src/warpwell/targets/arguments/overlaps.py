@@ -1,7 +1,7 @@
 """`together`, `Span`: NumPy arguments of one launch that share memory share it on the device that they are copied to.
 
-One rule for all targets: a launch works on the memory that its arguments are. Where arrays are copied to a device and
-back, those that overlap are one copy, of which the kernel gets views.
+One rule for all targets: arguments that share memory on the host share it in the launch. If arrays are copied to a
+device and back, overlapping arrays become one copy, and the kernel receives views of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from ..memory import view_of
 
 _EFFORT = 100_000
-"""The effort of a search for an item that two interleaved arrays share; after it they count as sharing one."""
+"""Maximum effort of a search for an item that two interleaved arrays share; beyond it, the arrays count as
+overlapping."""
 
 _ALIGNMENT = 64
 
@@ -61,7 +62,7 @@ class Span:
     bytes : ndarray of uint8
         That memory.
     pad : int
-        Bytes before it in a copy, so that items are aligned there as they are here.
+        Bytes before it in a copy, so that items are aligned in the copy as on the host.
     """
 
     def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
@@ -73,10 +74,10 @@ class Span:
         self.pad = self._first % _ALIGNMENT
 
     def offset_of(self, array: NDArray[Any]) -> int:
-        """Return the offset in bytes of the first item of an array in a copy, behind `pad` bytes."""
+        """Return the offset in bytes of the first item of an array in a copy, after `pad` bytes."""
         return self.pad + int(array.ctypes.data) - self._first
 
-    def bring_back(self, copy: NDArray[np.uint8]) -> None:
+    def copy_back(self, copy: NDArray[np.uint8]) -> None:
         """Write the values of a copy to the arrays that may be written, and to no byte between their items."""
         for array, values in self.changed(copy):
             array[...] = values

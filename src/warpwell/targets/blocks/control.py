@@ -3,9 +3,9 @@
 A worker claims its next block by adding to `CURSOR`: `cuda.claim` on a GPU, the driver of `cpu.py` on the CPU. Words
 that workers only read are in one sector of 32 bytes, words that they change in another one.
 
-The host reads the record by a copy. To observe progress without a copy, it passes workers the address of a word of host
-memory (`mirror_word`), to which they write the number of ended blocks from time to time. Stores of different workers
-arrive in any order: the host keeps the largest number that it has seen.
+The host reads the record by a copy. To observe progress without a copy, the host passes workers the address of a word
+of host memory (`mirror_word`), to which they write the number of ended blocks from time to time. Stores of different
+workers arrive in any order: the host keeps the largest number that it has seen.
 """
 
 from __future__ import annotations
@@ -54,6 +54,6 @@ def mirror_word(address: int, blocks: int) -> int:
 def fresh(cursor: int = 0, mirror: int = 0, target: int = NEVER) -> list[int]:
     """Return the words of a record whose workers start with block `cursor`.
 
-    A launch that continues sets the first `DONE` words again.
+    To continue a launch, set the first `DONE` words again.
     """
     return [0, target, mirror, 0, cursor, *[0] * (CONTROL_WORDS - DONE)]

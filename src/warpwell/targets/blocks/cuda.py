@@ -74,14 +74,14 @@ _START = {
         "x = first - (z * rows + y) * across",
     ],
 }
-"""Where a block is, by the launch's dimensions."""
+"""Code that computes the position of a block, by the launch's dimensions."""
 
 _FOLLOWING = {
     1: ["x += 1"],
     2: ["x += 1", "if x == across:", "    x = 0", "    y += 1"],
     3: ["x += 1", "if x == across:", "    x = 0", "    y += 1", "    if y == rows:", "        y = 0", "        z += 1"],
 }
-"""Where the next block is: one after the other, with no division."""
+"""Code that advances to the position of the next block, without a division."""
 
 ALL_LANES = 0xFFFFFFFF
 
@@ -124,7 +124,7 @@ def claim(control, worker, chunk, ended):
 
 @device
 def leave(control):
-    """Count a worker that leaves (all threads of a block, behind `claim`)."""
+    """Count a worker that leaves (all threads of a block, after `claim`)."""
     if thread_index() == 0:
         fetch_add_as(control + LEFT, 1, WORD)
 
@@ -189,8 +189,8 @@ def _compiled_forms(
 def kept_forms(blocks: Any, ordinal: int, words_of: Callable[[Sequence[Any]], tuple[Any, ...] | None]) -> Forms:
     """Return the forms of a `BlockLaunch` that has begun; an equal earlier launch may have made them.
 
-    Launches are equal if the driver gets the same arguments for both: ``words_of(values)`` decides that; it returns
-    None if it is unknown. The cached forms hold no array.
+    Launches are equal if the driver receives the same arguments. ``words_of(values)`` returns these arguments, or None
+    if they are unknown. The cached forms hold no array.
     """
     argument_words = words_of(blocks.values)
     if argument_words is None:
@@ -224,15 +224,15 @@ def _resources(kernel: Any, threads: int) -> dict[str, int]:
 def registers_for(used: int, threads: int) -> int:
     """Return the most registers a thread with which as many blocks of `threads` are resident as with `used`.
 
-    A multiprocessor has 65,536, handed out to warps in units of 256, and places for 2,048 threads (compute capability
-    9.0; the occupancy that a launch relies on is asked of the driver).
+    A multiprocessor has 65,536 registers, allocated to warps in units of 256, and room for 2,048 threads (compute
+    capability 9.0). Launches rely on the occupancy that the driver reports, not on this number.
     """
     resident = min(2048 // threads, 65536 // (-(-used // 8) * 8 * threads))
     return min(255, 65536 // (max(1, resident) * threads) // 8 * 8)
 
 
 def source_of(blocks: Any, dims: int, count: int) -> tuple[str, str, dict[str, Any]]:
-    """Return the name, the source and the names in reach of workers."""
+    """Return the name, the source and the global variables of workers."""
     name = f"warpwell_workers_{blocks.kernel.__name__}"
     names = [f"argument{k}" for k in range(count)]
     passed, begin = beginning(blocks.kernel, names)

@@ -1,7 +1,7 @@
 """BlockLaunch: a launch whose blocks are claimed one by one by workers, which can be stopped between two of them.
 
-Workers take blocks from a cursor, look before each claim whether they are to leave, and always run what they have
-claimed. So the state of a launch that was stopped is one number, and every block runs exactly once.
+Workers claim blocks from a cursor, check before each claim whether they must leave, and always run the blocks that they
+have claimed. So the state of a launch that was stopped is one number, and every block runs exactly once.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class BlockLaunch:
     threads : int
         Threads of a block (1 on `cpu` for block kernels).
     preemptible : bool
-        Whether workers can run it. Where not, it runs whole.
+        Whether workers can run the blocks. If not, the launch runs whole.
     reason : TransformError or None
-        Why not.
+        Why workers cannot run the blocks.
 
     Raises
     ------
@@ -113,7 +113,7 @@ class BlockLaunch:
             raise
 
     def end(self) -> None:
-        """Bring NumPy arrays back and raise what device code latched (once, after the last block or a failure)."""
+        """Copy NumPy arrays back and raise the latched error (once, after the last block or a failure)."""
         try:
             if self._copied:
                 from ..gpu.copies import copy_out  # needs the cuda extra
@@ -124,7 +124,7 @@ class BlockLaunch:
 
     @property
     def ends_at_once(self) -> bool:
-        """Whether `end` has no array to bring back and no argument to call."""
+        """Whether `end` has no array to copy back and no argument to call."""
         return not self._copied and not self._started
 
     def _close(self) -> None:
@@ -134,7 +134,7 @@ class BlockLaunch:
         finish(started, self.flag)
 
     def abort(self) -> None:
-        """Make waits of device code on the arguments end soon, and loops that ask `failed`, of this launch alone."""
+        """Make waits of device code on the arguments end soon, and loops that call `failed`, of this launch only."""
         self.flag.interrupt()
         for argument in self.participants:
             argument.abort(self.flag)

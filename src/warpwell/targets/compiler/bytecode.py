@@ -47,7 +47,7 @@ def value_in(cell: Any) -> Any:
 
 
 def copied(function: types.FunctionType, scope: dict[str, Any], cells: tuple[Any, ...]) -> types.FunctionType:
-    """Return a function of the same code with other global and free variables in reach."""
+    """Return a function of the same code with other global and free variables."""
     copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, cells)
     functools.update_wrapper(copy, function)
     del copy.__wrapped__  # type: ignore[attr-defined]

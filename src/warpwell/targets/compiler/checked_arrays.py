@@ -21,7 +21,7 @@ I64 = ir.IntType(64)
 
 
 class CheckedArray(types.Array):
-    """The Numba type of an array whose subscripts are checked; `number` is the kernel's argument that it came from."""
+    """The Numba type of an array whose subscripts are checked; `number` is the number of the kernel's argument."""
 
     def __init__(self, number: int, dtype: Any, ndim: int, layout: str, **options: Any) -> None:
         self.number = number
@@ -51,7 +51,7 @@ class CheckedArray(types.Array):
     def unify(self, typingctx: Any, second: Any) -> Any:
         """Return the type of a variable that is this array or another one: checked, as this one, if both are checked.
 
-        An array that the kernel has made has no record.
+        An array that the kernel has created has no record.
         """
         plain = super().unify(typingctx, second)
         return self.of(plain, self.number) if plain and isinstance(second, CheckedArray) else plain

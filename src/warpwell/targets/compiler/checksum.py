@@ -47,7 +47,7 @@ PAST_SHORT = _tables_past_zeros(SHORT)
 MAX_STRIDE = 8192
 """Maximum size of a stream in bytes."""
 MIN_FOLDED = 256
-"""Fewer bytes are not folded."""
+"""Minimum number of bytes that are folded."""
 
 
 def _fold_constants(max_nbytes: int) -> np.ndarray[Any, Any]:

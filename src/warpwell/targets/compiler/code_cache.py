@@ -1,6 +1,6 @@
-"""Compiled code on disk: `cache_folder`, where it is kept, and `cache_key`, which tells one function's from others'.
+"""Compiled code on disk: `cache_folder`, the folder, and `cache_key`, the key of a function's code.
 
-It is only read where it cannot be written, and damage is noticed (`read_kept`, `write_kept`).
+If the folder cannot be written, it is only read. Damaged files are detected (`read_kept`, `write_kept`).
 
 Of several processes that need the same code, `file_lock` lets one compile it while the others wait.
 """
@@ -26,7 +26,7 @@ from ..._os import file_lock
 from ..._settings import settings
 from .bytecode import ABSENT, VERSIONED, attributes, names_of, value_in
 
-_DIGEST = 32  # bytes before what is kept
+_DIGEST = 32  # size of the digest before the data
 
 
 def read_kept(path: pathlib.Path) -> bytes | None:
@@ -94,8 +94,8 @@ def _sources_hash() -> str:
 def cache_key(function: Callable[..., Any], salt: str = "") -> str | None:
     """Return a key of a function with every Python helper and constant that it names; None for no caching.
 
-    Numba's own key does not see a changed helper in another file. Functions without a file (a notebook's) and
-    functions that close over or name anything we cannot hash are compiled each time.
+    Numba's own key does not see a changed helper in another file. Functions without a file (a notebook's) and functions
+    that close over or name objects that cannot be hashed are compiled each time.
     """
     content = _Content()
     content.put(salt)
@@ -191,7 +191,7 @@ class _Content:
                 self.put(repr(constant))
 
     def _module(self, module: types.ModuleType, names: tuple[str, ...]) -> None:
-        """Add what `names` may mean in a module, for it is looked up there while the code is compiled."""
+        """Add the values of `names` in a module, because the compiler looks them up there."""
         self.put("module", module.__name__)
         if module.__name__.partition(".")[0] not in VERSIONED:
             for name, value in attributes(module, names).items():

@@ -1,8 +1,8 @@
 """Compiled host code: dispatchers in an on-disk cache, and object files.
 
-Of processes that start together one compiles a function for some types, for seconds, and the others load what it kept.
-Files are named by types, not by the numbers of an index as Numba's are: two processes that keep code at once, on a
-file system without locks, cannot give two signatures one file.
+Of processes that start together, one compiles a function for some types, which takes seconds, and the others load the
+stored code. Files are named by types, not by the numbers of an index as Numba's are: two processes that store code at
+once, on a file system without locks, cannot use one file for two signatures.
 
 Dispatchers are made under Numba's lock, as they compile: Numba makes its target with the first one, and a fork waits
 for this lock alone (`compile_lock`).
@@ -39,7 +39,7 @@ from .numba_patches import CalleeCompiler, bounded_ranges
 
 @global_compiler_lock
 def dispatcher(function: Callable[..., Any], *, user: Callable[..., Any] | None = None, salt: str = "") -> Any:
-    """Return a Numba dispatcher (no GIL) for a plain Python function, cached on disk where that is safe.
+    """Return a Numba dispatcher (no GIL) for a plain Python function, cached on disk if that is safe.
 
     The source of `user` decides, together with Warpwell's own, whether cached code is valid; by default that of
     `function`.
@@ -162,7 +162,7 @@ class CodeCache(NullCache):
         return CompileResult._rebuild(context, *payload)
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
-        """Keep a compiled function, unless its code holds addresses of this process."""
+        """Store a compiled function, unless its code has addresses of this process."""
         if not compiled.library.has_dynamic_globals:
             self.write((signature, compiled.codegen.magic_tuple()), compiled._reduce())
 
@@ -177,7 +177,7 @@ class CodeCache(NullCache):
 
     def write(self, key: Any, content: Any) -> None:
         """Write the file for a key."""
-        with contextlib.suppress(OSError):  # a cache that cannot be written, or is full by now, stops no launch
+        with contextlib.suppress(OSError):  # a cache that cannot be written, or is full, does not stop a launch
             self._folder.mkdir(parents=True, exist_ok=True)
             write_kept(self._path(key), dumps((key, content)))
 

@@ -168,7 +168,7 @@ def _shared_array(shape: Any, dtype: Any) -> Callable[..., Any]:
     return implementation
 
 
-# for this target alone: numba-cuda takes over what has no target
+# only for this target: numba-cuda adopts overloads that have no target
 intrinsics.overload(a.shared_array, target="cpu")(_shared_array)
 
 
@@ -183,7 +183,7 @@ def _variable(builder: Any, kind: Any, name: str) -> Any:
 
 
 def _call(builder: Any, name: str, result: Any, kinds: tuple[Any, ...], values: Any) -> Any:
-    """Call a C function, with each value as its kind."""
+    """Call a C function, with each value converted to its type."""
     function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, kinds), name)
     arguments = []
     for kind, value in zip(kinds, values, strict=True):
@@ -228,7 +228,7 @@ def _launch_flag(builder: Any, values: Any) -> Any:
 
 
 def _interrupted(builder: Any, values: Any) -> Any:
-    # atomic: the host stores to it meanwhile, and loops that ask must not take it for a constant
+    # atomic: the host stores to it concurrently, and the compiler must not treat it as a constant in loops
     address = builder.add(_launch_flag(builder, values), I64(8))
     return builder.load_atomic(_pointer(builder, address), "monotonic", 8)
 
@@ -244,8 +244,8 @@ def _own_launch_flag(builder: Any, values: Any) -> Any:
 def set_context(address: int) -> None:
     """Make `address` the calling thread's context, and 0 none (stub; native launch code only).
 
-    A thread must not have a context that is freed: a file that is cut later, while this thread reads it, would flag
-    a launch that is over, in memory of others.
+    A thread must not have a freed context: if a file is truncated later, while this thread reads it, the handler would
+    set the flag of a past launch, in memory that other code uses.
     """
     raise RuntimeError("set_context is compiled launch code")
 
@@ -329,7 +329,7 @@ def _scratch(typingctx: Any, nbytes: Any) -> Any:
         return None
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        with builder.goto_entry_block():  # not by alloca_once, which clears it: thousands of stores to optimise
+        with builder.goto_entry_block():  # not by alloca_once, which clears it: thousands of stores to optimize
             memory = builder.alloca(ir.ArrayType(I8, size))
         memory.align = 16
         return builder.ptrtoint(memory, I64)
@@ -342,7 +342,7 @@ def _scratch(typingctx: Any, nbytes: Any) -> Any:
 
 @extending.unbox(StructType)
 def _unbox_struct(typ: StructType, obj: Any, c: Any) -> Any:
-    """Read the struct from the flat words that the host object keeps at `address`, unless asking for it raises."""
+    """Read the struct from the flat words that the host object keeps at `address`, unless the attribute raises."""
     nothing = cgutils.global_constant(c.builder, "warpwell_nothing", ir.Constant(ir.ArrayType(I64, 256), None))
     address = cgutils.alloca_once_value(c.builder, c.builder.ptrtoint(nothing, I64))
     boxed = c.pyapi.object_getattr_string(obj, "address")

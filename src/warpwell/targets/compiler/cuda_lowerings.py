@@ -106,11 +106,11 @@ _LETTERS = {"void": "", "i16": "=h", "i32": "=r", "i64": "=l", "float": "=f", "d
 
 
 def _asm(builder: Any, result: Any, text: str, values: Sequence[Any] = (), *, memory: bool = True) -> Any:
-    """Emit one statement; convergent, so that the optimizer moves it into no branch and out of none."""
+    """Emit one statement; convergent, so that the optimizer does not move it into or out of a branch."""
     signature = ir.FunctionType(result, [value.type for value in values])
     registers = [_LETTERS[str(result)], *(_LETTERS[str(value.type)][1:] for value in values)]
     constraints = ",".join(filter(None, [*registers, "~{memory}" * memory]))
-    builder.function.attributes.add("convergent")  # or calls of the function could be moved
+    builder.function.attributes.add("convergent")  # otherwise the optimizer could move calls of the function
     return builder.call(ir.InlineAsm(signature, text, constraints, side_effect=True), values, attrs=("convergent",))
 
 
@@ -144,7 +144,7 @@ _define(a.barrier, "bar.sync 0;")
 
 
 _FIRST_OUT = "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;"
-"""The policy of lines that leave L2 before others; a constant of the instruction in machine code."""
+"""The policy of lines that are evicted from L2 first; a constant of the instruction in machine code."""
 
 
 def _register(scalar: Any) -> Any:
@@ -248,9 +248,9 @@ def _narrow(builder: Any, value: Any) -> Any:
     return builder.trunc(value, I32)
 
 
-# ptxas takes the result of activemask for the same in all lanes wherever they meet again, and so lets two groups
-# that meet in a called function (seen with its release 13.0 on an H200) vote and shuffle as if they were one.
-# Adding laneid / 32, which is zero, hides where the mask comes from; then it keeps the groups apart.
+# ptxas assumes that the result of activemask is the same in all lanes that reconverge. So it lets two groups that
+# reconverge in a called function vote and shuffle as one (seen with release 13.0 on an H200). Adding laneid / 32, which
+# is zero, hides the origin of the mask; then ptxas keeps the groups apart.
 _ACTIVEMASK = "{ .reg .b32 m, z; activemask.b32 m; mov.u32 z, %laneid; shr.u32 z, z, 5; add.u32 $0, m, z; }"
 
 
@@ -306,7 +306,7 @@ NO_WRAP = ("nuw", "nsw")
 
 def _define_grid(stub: Any, block_index: Callable[..., Any]) -> None:
     def axis(builder: Any, name: str) -> Any:
-        # flagged as unable to wrap: then an index is known not to be negative, and is not looked at for it
+        # flagged as unable to wrap: then the compiler knows that an index is not negative, and omits the check
         start = builder.mul(block_index(builder, name), _special(builder, f"ntid.{name}"), flags=NO_WRAP)
         return builder.add(start, _special(builder, f"tid.{name}"), flags=NO_WRAP)
 
@@ -334,7 +334,7 @@ WARPS = 32
 
 
 def _shared(builder: Any, name: str, kind: Any) -> Any:
-    """Return a variable of the block, one for a whole linked kernel, whichever of its modules asks."""
+    """Return a variable of the block, which is the same for all modules of a linked kernel."""
     module = builder.module
     found = module.globals.get(name)
     if found is None:
@@ -346,7 +346,7 @@ def _shared(builder: Any, name: str, kind: Any) -> Any:
 
 
 def _coordinate_pointer(builder: Any, k: int) -> Any:
-    """Return where the calling warp keeps a coordinate of its virtual block."""
+    """Return the address of a coordinate of the calling warp's virtual block."""
     blocks = _shared(builder, "warpwell_virtual_block", ir.ArrayType(ir.ArrayType(I32, 4), WARPS))
     warp = builder.trunc(builder.lshr(_tid(builder), I64(5)), I32)
     return builder.gep(blocks, [I32(0), warp, I32(k)], inbounds=True)
@@ -392,7 +392,7 @@ intrinsics.define(a.div_short, lambda b, v: _widen(b, b.udiv(_narrow(b, v[0]), _
 intrinsics.define(a.get_claim, lambda b, _: b.load(_claimed(b)))
 intrinsics.define(a.put_claim, lambda b, v: b.store(v[0], _claimed(b)))
 intrinsics.define(a.own_flag, lambda b, _: b.load(_flag(b)))
-# by every thread, the same value: none waits for another to read what it has stored itself
+# every thread stores the same value, so that no thread waits for the store of another thread
 intrinsics.define(a.set_flag, lambda b, v: b.store(v[0], _flag(b)))
 
 
@@ -441,7 +441,7 @@ def _shared_array(shape: Any, dtype: Any) -> Callable[..., Any] | None:
     return implementation
 
 
-# inlined, because numba-cuda lets no function return an array that it has made
+# inlined, because numba-cuda does not let a function return an array that it has created
 intrinsics.overload(a.shared_array, inline="always")(_shared_array)
 
 subscribe(intrinsics)

@@ -53,7 +53,7 @@ class Intrinsics:
 
     target: str
     options: ClassVar[dict[str, Any]] = {}
-    """With which device functions are compiled."""
+    """Options with which device functions are compiled."""
 
     def __init__(self, *, extending: Any, templates: Any, register_model: Any, typeof_impl: Any, arrays: Any) -> None:
         self._extending = extending
@@ -212,7 +212,7 @@ class Intrinsics:
             return (types.int64 if dims == 1 else types.UniTuple(types.int64, dims))(ndim), codegen
 
     def _define_arithmetic(self) -> None:
-        """Define what is the same on every compiled target."""
+        """Define the primitives whose code is the same on every compiled target."""
         self.define(a.rem, lambda builder, v: builder.urem(*v))
         self.define(a.div, lambda builder, v: builder.udiv(*v))
         self.define(a.i64, lambda builder, v: v[0])
@@ -304,13 +304,13 @@ class Intrinsics:
 
         def implementation(*args: Any) -> Any:
             if isinstance(args[0], types.Array) and not args[0].mutable:
-                raise TypingError(f"{name} to an array that is read-only")
+                raise TypingError(f"{name} to a read-only array")
             return other if isinstance(args[0], types.Array) else resolve(*args)
 
         self._extending.overload(stub, self.options, strict=False)(implementation)
 
     def chosen(self, stub: Callable[..., Any], choose: Callable[..., Any]) -> None:
-        """Make calls of `stub` mean what a chooser returns for the kinds of the arguments (see `device.chosen`)."""
+        """Make `stub` call the function that a chooser returns for kinds of arguments (see `device.chosen`)."""
 
         def implementation(*args: Any) -> Any:
             _bind(stub, args, {})
@@ -380,7 +380,7 @@ class Intrinsics:
 
 
 def _resolver(name: str) -> Callable[..., Any]:
-    """Return what asks a struct's class for the plain Python function that implements `name`."""
+    """Return a function that gets the plain Python function that implements `name` from a struct's class."""
 
     def resolve(*args: Any) -> Any:
         struct, *rest = args
@@ -427,8 +427,8 @@ def _key_of(arguments: list[Any]) -> int | str | None:
 def _drop_zero_fill(added: list[Any]) -> None:
     """Remove the stores with which Numba clears a result slot when the function is entered.
 
-    The slot is cleared once more before the call. Inlined into a loop, the first store would run in every
-    round of it, call or no call.
+    The slot is cleared once more before the call. Inlined into a loop, the first store would run in every iteration,
+    even without a call.
     """
     slots = {id(i) for i in added if isinstance(i, ir.AllocaInstr)}
     for instruction in added:
@@ -438,7 +438,7 @@ def _drop_zero_fill(added: list[Any]) -> None:
 
 
 def _check_call(stub: Callable[..., Any], definition: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a definition that refuses a call with other arguments than the stub has as an error of the user's code."""
+    """Return a definition that reports a call with wrong arguments as an error of the user's code."""
 
     @functools.wraps(definition)
     def checked(typingctx: Any, *args: Any, **kwargs: Any) -> Any:
@@ -534,7 +534,7 @@ def is_wide_integer(scalar: Any) -> bool:
 
 
 def resize(builder: Any, bits: Any, width: int) -> Any:
-    """Return an integer with fewer bits, or with zeros in front."""
+    """Return an integer truncated or zero-extended to a number of bits."""
     target = ir.IntType(width)
     if bits.type.width == width:
         return bits

@@ -1,8 +1,8 @@
 """Device functions from 64-bit integers to a 64-bit integer as object files that LLVM loads without Numba.
 
-Code that Numba keeps for itself needs Numba and its types before it can be loaded, which takes a process half a
-second of processor time. An object file needs only the C library, the names in `symbols.py` and the linked functions
-that it calls.
+Code that Numba stores needs Numba and its types before it can be loaded, which takes a process half a second of
+processor time. An object file needs only the C library, the names in `symbols.py` and the linked functions that it
+calls.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def object_file(function: Callable[..., int], processor: Processor, compile_obje
 def stored_code(
     function: Callable[..., int], find: Callable[[str], bytes | None], suffix: str | None, make: Callable[[], bytes]
 ) -> bytes:
-    """Return the code of a function: what ``find(name)`` finds in the wheel, a file of the disk cache, or made.
+    """Return the code of a function: from the wheel (``find(name)``), from the disk cache, or compiled.
 
     Without a suffix for the name of the file, the disk cache is not used.
     """

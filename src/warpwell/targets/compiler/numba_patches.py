@@ -6,8 +6,8 @@ index that is in range, and unrolls the loop. Only code that is compiled for a l
 the process see no difference.
 
 `CalleeCompiler`: device functions as parts of their callers. Numba turns each function that another one calls into
-machine code and into a C function, too. No code can call a device function from outside, and a kernel has up to a
-hundred of them: compilation takes a fifth less time without. Each function is still optimized before its callers:
+machine code and into a C function, too. Only compiled code calls a device function, and a kernel has up to a hundred of
+them: without these functions, compilation takes a fifth less time. Each function is still optimized before its callers:
 when all were optimized at once, additions in kernels took twice as long.
 """
 
@@ -45,7 +45,7 @@ def _install() -> None:
         body for body, name, types_ in builtin_registry.functions if name == "iternext" and tuple(types_) == (_RANGE,)
     ]
     if len(registered) != 1:
-        return  # another version of Numba: loops are compiled as it does
+        return  # another version of Numba: compile loops without bounds
     numbas = registered[0]
 
     def iternext(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -86,7 +86,7 @@ class _CalleeLibrary(JITCodeLibrary):
         return self
 
     def set_env(self, name: str, environment: Any) -> None:
-        """Give the function its Python objects, by a symbol, if it calls Python at all: it prints."""
+        """Set the Python objects of the function, by a symbol, if it calls Python, as print does."""
         if any(function.name == _CALLS_PYTHON for function in self._final_module.functions):
             super()._finalize_final_module()
             self._codegen.set_env(name, environment)

@@ -166,7 +166,7 @@ _WORDINGS: dict[str, str | Callable[[re.Match[str]], str]] = {
     "Exception matching is limited": "a kernel cannot catch exceptions of a class; device code never raises, "
     "so test with if",
     r"Unsupported array index type (.*) in \[": lambda m: index_problem("str" if "str" in m[1] else m[1]),
-    r"cannot index (array\(.*?\)) with (\d+) indices": r"\2 indices for an \1: give one integer for each dimension",
+    r"cannot index (array\(.*?\)) with (\d+) indices": r"\2 indices for an \1: pass one integer for each dimension",
     r"Unknown attribute '(\w+)' of type Module\(<module '([\w.]+)'": r"module '\2' has no '\1' that kernels can use",
     r"^(.*Unknown attribute '\w+' of type storage array.*)$": r"\1; kernels use a[i, j], len(a), a.shape, a.size "
     "and gpu.fold",
@@ -183,4 +183,4 @@ _WORDINGS: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"there is no setitem\((.*)\)$": r"an item cannot be stored: no assignment takes (array, index, value) of (\1)",
     r"there is no (\w+)\((.*)\)$": r"there is no \1(\2); see the Python and NumPy functions that Numba compiles",
 }
-"""What to say for messages of Numba, by pattern; the first that is found counts."""
+"""Replacements for messages of Numba, by pattern; the first pattern that is found counts."""

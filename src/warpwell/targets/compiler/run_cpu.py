@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__)
 THREADS = settings.cpu_threads
 """OS threads of a launch. More than cores: a thread that waits for storage costs nothing."""
 
-TELL_SECONDS = 1.0
+REPORT_SECONDS = 1.0
 """Time in seconds until an error is logged if Ctrl-C has not ended a launch."""
 
 _DRIVER = """
@@ -67,7 +67,7 @@ def run(
 ) -> Callable[[], bool] | None:
     """Run a compiled launch and wait for it. After a second Ctrl-C return a function that reports if it is over."""
     driver = launch.kernel.compiled["cpu", len(values)]
-    # small chunks balance the load, large ones spare the counter
+    # small chunks balance the load; large chunks change the counter less often
     chunk = max(1, min(1024, total // (THREADS * 8)))
     threads = max(1, min(THREADS, -(-total // chunk)))
     counter = np.zeros(8, np.int64)
@@ -79,10 +79,10 @@ def run(
     failures: list[BaseException] = []
     ended: list[int] = []
 
-    def job(context: int, held: Any = (contexts, flag)) -> None:  # they outlive a wait that was given up
+    def job(context: int, held: Any = (contexts, flag)) -> None:  # these objects must outlive an abandoned wait
         try:
             driver(context, counter.ctypes.data, total, chunk, flag.address + 8, *arguments)
-        except BaseException as error:  # handed to the caller below
+        except BaseException as error:  # raised in the calling thread below
             from .symbols import forget_context  # imports LLVM
 
             forget_context()
@@ -108,9 +108,11 @@ def run(
                 _leak(driver, arguments, contexts, counter, flag)
                 return lambda: len(ended) == threads
             since = since or time.monotonic()
-            if not has_logged and time.monotonic() > since + TELL_SECONDS:
+            if not has_logged and time.monotonic() > since + REPORT_SECONDS:
                 has_logged = _log_running(launch.kernel.__name__)
-        except BaseException as error:  # A signal's: the threads are running, and use these objects.
+        except (
+            BaseException
+        ) as error:  # An exception of a signal handler: the threads are running, and use these objects.
             interrupts.catch(error)
     if failures:
         raise failures[0]
@@ -118,12 +120,12 @@ def run(
 
 
 def _log_running(name: str) -> bool:
-    _logger.error("warpwell: kernel %r does not leave one index: press Ctrl-C again to abandon it", name)
+    _logger.error("warpwell: kernel %r still runs one index: press Ctrl-C again to abandon it", name)
     return True
 
 
 def _leak(*held: Any) -> None:
-    """Keep what threads that were left behind use, also while Python ends."""
+    """Keep the objects that abandoned threads use, even while Python exits."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
 
@@ -138,7 +140,7 @@ def host_arrays(kernel: Any, values: Sequence[Any]) -> list[Any]:
     Raises
     ------
     ArgumentError
-        Its library does not give one, as PyTorch of a tensor with a gradient, or of bfloat16.
+        Its library cannot convert it, for example PyTorch a tensor with a gradient, or of bfloat16.
     """
     found = list(values)
     for k, value in enumerate(values):
@@ -146,7 +148,7 @@ def host_arrays(kernel: Any, values: Sequence[Any]) -> list[Any]:
             try:
                 found[k] = np.asarray(value)
             except (BufferError, RuntimeError, TypeError, ValueError) as error:
-                raise errors.ArgumentError(f"{argument(kernel, k)} is no array for NumPy: {error}") from error
+                raise errors.ArgumentError(f"NumPy cannot use {argument(kernel, k)}: {error}") from error
     return found
 
 
@@ -173,7 +175,7 @@ def is_compiled(kernel: Any, values: Sequence[Any]) -> bool:
 def compile_launch(kernel: Any, values: Sequence[Any]) -> None:
     """Compile the driver of a launch with these arguments; raise if they are not valid.
 
-    Not in the workers: one compilation, and a typing error is raised once.
+    The workers do not compile: so there is one compilation, and a typing error is raised once.
     """
     compile_for(kernel, driver_of(kernel, "cpu", _DRIVER, len(values)), _LEADING, host_arrays(kernel, values))
 

@@ -29,9 +29,9 @@ GENERATED = "warpwell.targets.compiler.compiled"
 MAX_REGISTERS = 32
 """Registers a thread at most, unless a kernel says otherwise (``@kernel(max_registers=...)``), or walks spans.
 
-A read that hits needs no more; the miss path, held to them, spills where it waits anyway. With 32, all 2,048 threads
-of a multiprocessor are resident: sequential hits are 1.7 times as fast as with 64 (H200). Kernels that compute
-much between reads want more.
+A read that hits needs no more; the miss path, with this limit, spills registers while it waits anyway. With 32, all
+2,048 threads of a multiprocessor are resident: sequential hits are 1.7 times as fast as with 64 (H200). Kernels that
+compute much between reads need more.
 """
 
 INSIDE = {
@@ -78,11 +78,11 @@ def run(
 
 
 _running: dict[LaunchFlag, Any] = {}
-"""Flags of launches that are running in streams, each with the event behind its launch."""
+"""Flags of launches that are running in streams, each with the event after its launch."""
 
 
 def keep(flag: LaunchFlag, done: Any) -> None:
-    """Keep the flag of a launch until an event is reached."""
+    """Keep the flag of a launch alive until an event is reached."""
     for running, event in list(_running.items()):  # A copy: other threads add the flags of their launches.
         if _is_over(event):
             _running.pop(running, None)
@@ -120,7 +120,7 @@ def start(launch: Any, values: Sequence[Any], stream: Any, flag: LaunchFlag) -> 
         )
     if blocks[0] >= 1 << 31:
         raise errors.ArgumentError(
-            f"launch shape {launch.shape} has {blocks[0]} blocks, and a GPU takes fewer than 2**31: launch over "
+            f"launch shape {launch.shape} has {blocks[0]} blocks, but a GPU takes fewer than 2**31: launch over "
             "parts, or let each thread do more"
         )
     if not kernel.overloads:
@@ -294,7 +294,7 @@ def launch(kernel: Any, n: int, stream: Any, *values: int) -> None:
 
 
 def wait(event: Any, participants: Any = ()) -> None:
-    """Wait for an event such that Ctrl-C works: it aborts waits in device code, then is raised."""
+    """Wait for an event. Ctrl-C aborts waits in device code, and is then raised."""
 
     def stop() -> None:
         for participant in participants:
@@ -306,14 +306,16 @@ def wait(event: Any, participants: Any = ()) -> None:
 
 
 def _reached(event: Any, interrupts: Interrupts) -> bool:
-    """Wait for an event; return whether it came, which a second Ctrl-C does not wait for."""
+    """Wait for an event; return False if a second Ctrl-C ended the wait."""
     spins, started = 0, clock.monotonic()
     while not reached(event):
         try:
             spins += 1
             if spins > 200:
                 time.sleep(min((clock.monotonic() - started) / 16, 1e-3))
-        except BaseException as error:  # A signal's: the kernel is running, and uses objects of the caller.
+        except (
+            BaseException
+        ) as error:  # An exception of a signal handler: the kernel is running, and uses objects of the caller.
             interrupts.catch(error)
         if len(interrupts.raised) > 1 and interrupts.leaves:
             return False

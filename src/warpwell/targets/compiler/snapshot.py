@@ -1,7 +1,7 @@
 """`Snapshot`: a device function that is bound to the present values of the variables that it names.
 
 A compiler reads global variables, free variables and attributes of modules once, and its code contains their values. A
-snapshot copies a function, and the device functions that it calls, with the values of one moment in reach, so that all
+snapshot copies a function, and the device functions that it calls, with the values of one moment, so that all
 code that is compiled from the copy has the same values. `is_current` reports whether the variables still have them.
 Equal values give the same copy: when a variable returns to an earlier value, nothing is compiled.
 
@@ -97,7 +97,7 @@ class Snapshot:
         return _as_device(copies[key]), id(copies[key])
 
     def _fill(self, function: types.FunctionType, scope: dict[str, Any], cells: tuple[Any, ...]) -> tuple[Any, bool]:
-        """Put the present values in reach of a copy; return their key, and whether none can be another one later."""
+        """Store the present values in the variables of a copy; return their key, and whether all values are final."""
         names = names_of(function.__code__)
         keys: list[Any] = []
         is_fixed = True
@@ -125,7 +125,7 @@ class Snapshot:
         return tuple(keys), is_fixed
 
     def _value(self, value: Any, paths: Iterable[_Path], names: tuple[str, ...]) -> tuple[Any, Any]:
-        """Return what stands for the value of a variable in a copy, and the key of the value."""
+        """Return the value of a variable in a copy, and the key of the value."""
         if isinstance(value, types.ModuleType):
             return self._module(value, list(paths), names)
         if isinstance(value, types.FunctionType) and not _is_own(value):

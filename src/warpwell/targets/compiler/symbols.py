@@ -1,4 +1,4 @@
-"""Addresses of this process that compiled code finds by name: object code from the on-disk cache holds none itself."""
+"""Addresses of this process that compiled code finds by name: object code from the on-disk cache has no addresses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ for _made, _symbol in ((_tls_key, TLS_KEY), (_seat_key, SEAT_KEY)):
         raise OSError("pthread_key_create failed: no thread-local key is left in this process")
     llvm.add_symbol(_symbol, ctypes.addressof(_made))
 COPY = "warpwell_copy"
-"""The C library's memcpy, by a name of our own: a compiler that knows memcpy may read its source again, or later."""
+"""The C library's memcpy, by another name: a compiler that knows memcpy may read its source again, or later."""
 llvm.add_symbol(COPY, ctypes.cast(_libc.memcpy, ctypes.c_void_p).value)
 CLOCK_OFFSET = "warpwell_clock_offset"
 """Nanoseconds that `clock_ns` adds to the monotonic clock: 0, except under test."""
@@ -26,5 +26,5 @@ GUARDED_RANGES = "warpwell_guarded_ranges"
 
 
 def forget_context() -> None:
-    """Have no context in the calling thread: for launch code that an exception ended."""
+    """Clear the context of the calling thread, after an exception ended launch code."""
     _libc.pthread_setspecific(_tls_key, None)

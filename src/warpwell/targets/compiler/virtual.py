@@ -1,7 +1,7 @@
 """`virtual_copy`: a device function whose blocks are numbered by the workers that claim them, not by the hardware.
 
-The copy is the same code with other names in reach: where the original, or a device function that it calls, says
-``grid`` or ``block_index``, the copy's name stands for the virtual index. No source is needed, and nothing is
+The copy is the same code with other global variables: if the original, or a device function that it calls, names
+``grid`` or ``block_index``, this name refers to the virtual index in the copy. No source is needed, and nothing is
 rewritten, so the results of the kernel are the same bit for bit.
 """
 
@@ -35,11 +35,11 @@ _VIRTUAL: dict[Any, Any] = {
 }
 _OWN = __package__.partition(".")[0]
 _WHOLE_GRID = ("blockIdx", "gridDim", "grid", "gridsize", "cg")
-"""Attributes of `numba.cuda` that tell a function where it is in the hardware's grid."""
+"""Attributes of `numba.cuda` that return a position in the hardware's grid."""
 
 
 def virtual_copy(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a copy of a device function that takes its place from the virtual block.
+    """Return a copy of a device function that reads its position from the virtual block.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def virtual_copy(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def launch_copy(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a copy of a device function that asks its own launch whether it `failed`; itself where it does not ask."""
+    """Return a copy of a device function in which `failed` reads its own launch; or the function without it."""
     copy: Callable[..., Any] = _Copier({primitives.failed: primitives.launch_failed}, refuses=False).copy(function)
     return copy
 
@@ -80,9 +80,10 @@ def returns_early(function: Callable[..., Any]) -> int | None:
 
 
 def _moved_returns(instructions: Sequence[dis.Instruction], start: int, end: int) -> Iterator[dis.Instruction]:
-    """Yield the returns of a loop's body that Python 3.12 puts behind the loop.
+    """Yield the returns of a loop's body that Python 3.12 puts after the loop.
 
-    A branch leads to them out of the loop, and their text is indented as the body is. Code after the loop is not.
+    A branch leads out of the loop to these returns, and their text is indented like the body, unlike code after the
+    loop.
     """
     inside = [(line, i) for i in instructions if start <= i.offset <= end and (line := line_of(i)) is not None]
     first = min((line for line, _ in inside), default=0)
@@ -104,7 +105,7 @@ def _column(instruction: dis.Instruction) -> int:
 
 
 class _Copier:
-    """Copies device functions with other names in reach.
+    """Copies device functions with other global variables.
 
     Parameters
     ----------
@@ -145,21 +146,18 @@ class _Copier:
         return device(copies[id(value)])
 
     def _inner(self, value: Any, names: set[str]) -> Any:
-        """Return what stands for `value` in the copy of a function that says `names`."""
+        """Return the replacement of `value` in the copy of a function that names `names`."""
         return self._module(value, names) if isinstance(value, types.ModuleType) else self.copy(value)
 
     def _module(self, module: types.ModuleType, names: set[str]) -> Any:
-        """Return a module whose functions, and modules within, are what stands for them in the copy.
-
-        Only `names` are looked at.
-        """
+        """Return a module whose functions and inner modules are replaced as in the copy. Only `names` are checked."""
         copies = self._copies
         key = id(module), frozenset(names)
         if key in copies:
             return copies[key]
-        copies[key] = module  # one that names itself is, so far, its own copy
+        copies[key] = module  # a module that names itself is, so far, its own copy
         if module.__name__.partition(".")[0] in VERSIONED - {_OWN}:
-            return module  # these know nothing of blocks
+            return module  # these modules do not use block indices
         kinds = types.FunctionType, types.ModuleType
         found = {n: v for n, v in attributes(module, names).items() if isinstance(v, kinds)}
         changed = {n: new for n, v in found.items() if (new := self._inner(v, names)) is not v}
@@ -196,9 +194,9 @@ def _refuse_hardware(function: types.FunctionType) -> None:
         if name is not None:
             line = line_of(instruction)
             raise errors.TransformError(
-                f"{function.__name__!r} uses cuda.{name} (line {line} of {function.__code__.co_filename}): blocks that "
-                f"workers claim have no place in the hardware's grid, so it runs whole and cannot be preempted; use "
-                f"gpu.grid or gpu.block_index",
+                f"{function.__name__!r} uses cuda.{name} (line {line} of {function.__code__.co_filename}): blocks "
+                "that workers claim have no position in the hardware's grid, so it runs whole and cannot be "
+                "preempted; use gpu.grid or gpu.block_index",
                 construct=f"cuda.{name}",
                 line=line,
             )

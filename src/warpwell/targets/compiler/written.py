@@ -1,7 +1,7 @@
 """Which parameters of a kernel it may write: schedulers let tasks that only read an array run at the same time.
 
 The analysis follows each parameter through Numba's intermediate representation of the function, without types: through
-names, views, loops and calls of device functions. A use that it does not know counts as a write.
+names, views, loops and calls of device functions. An unknown use counts as a write.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """NumPy arrays as arguments of a launch on a GPU: copied there, and back when it is done.
 
-One rule: arrays that share memory here share it on the GPU, where they are views of one copy.
+One rule: arrays that share memory on the host share it on the GPU, where they are views of one copy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class HostArray(ArgHint):
         self.device_copy = device_copy
 
     def to_device(self, retr: Any, stream: Any = 0) -> Any:
-        """Return what the kernel is passed."""
+        """Return the array to pass to the kernel."""
         return InOut(self.device_copy).to_device(retr, stream)
 
 
@@ -48,8 +48,8 @@ class SpanOnGpu:
         return memory.as_array(address, array.shape, array.dtype, array.strides, self._memory)
 
     def copy_to_host(self) -> None:
-        """Bring all of its arrays back."""
-        self._span.bring_back(self._memory.copy_to_host())
+        """Copy all arrays of the span back."""
+        self._span.copy_back(self._memory.copy_to_host())
 
 
 def copy_in(values: Sequence[Any], stream: Any) -> tuple[list[Any], Pairs]:
@@ -57,7 +57,7 @@ def copy_in(values: Sequence[Any], stream: Any) -> tuple[list[Any], Pairs]:
     pairs: Pairs = []
     shared = _shared(values)
     if shared and stream is not None:
-        wait_default()  # which copied them; the launch's stream may not wait for it
+        wait_default()  # it copied them, and the launch's stream may not wait for it
 
     def copied(value: Any) -> Any:
         if type(value) is tuple:
@@ -71,7 +71,7 @@ def copy_in(values: Sequence[Any], stream: Any) -> tuple[list[Any], Pairs]:
 
 
 def to_gpu(values: Sequence[Any]) -> tuple[list[Any], Pairs]:
-    """Return values with NumPy arrays as arrays on the GPU, which are there, and the pairs to be copied back."""
+    """Return values with NumPy arrays copied to the GPU (the copies are complete), and the pairs to be copied back."""
     check_fork()
     pairs: Pairs = []
     shared = _shared(values)
@@ -88,7 +88,7 @@ def to_gpu(values: Sequence[Any]) -> tuple[list[Any], Pairs]:
 
 
 def copy_out(pairs: Pairs, stream: Any = None) -> None:
-    """Bring copies back, and wait for it."""
+    """Copy arrays back, and wait until they are copied."""
     spans: set[SpanOnGpu] = set()
     for array, device_copy in pairs:
         if not array.flags.writeable:
@@ -109,7 +109,7 @@ def copy_out(pairs: Pairs, stream: Any = None) -> None:
 
 
 def _copied(array: Any, shared: dict[int, tuple[Any, SpanOnGpu]], pairs: Pairs, stream: Any = None) -> Any:
-    """Return a copy of an array without gaps between its items, or its place in memory that several arrays share."""
+    """Return a copy of an array without gaps between its items, or its part of memory that several arrays share."""
     if id(array) in shared:
         copy, span = shared[id(array)]
         pairs.append((array, span))

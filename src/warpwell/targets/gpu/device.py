@@ -22,19 +22,19 @@ _thread = threading.local()
 
 
 _LAYER = "WARPWELL_CUDA"
-"""Variable of a process whose driver is the layer, by which its CUDA calls go to a pool."""
+"""Variable of a process whose driver library is the interposition layer, which sends CUDA calls to a pool."""
 
 
 @functools.cache
 def has_cuda() -> bool:
     """Return True if there are a GPU and numba-cuda. GPUs of a pool, which CUDA calls may reach, do not count."""
     if os.environ.get(_LAYER):
-        return False  # the driver would be the layer: such a process has the GPUs by `ww.devices()`
+        return False  # the driver would be the layer: such a process uses the GPUs by `ww.devices()`
     try:
         from numba import cuda
 
         return bool(cuda.is_available())
-    except Exception:  # a broken driver raises its own kinds; without a usable GPU the answer is no
+    except Exception:  # a broken driver raises errors of its own types; then no GPU is usable
         return False
 
 
@@ -81,13 +81,13 @@ def require_gpu() -> None:
     """
     if os.environ.get(_LAYER):
         raise errors.DeviceNotFoundError(
-            "the GPUs of this program belong to a pool, on which Warpwell itself works by `ww.devices()` alone: use "
-            "them, take device cpu, or start it with `warpwell run --cuda local`",
+            "the GPUs of this program belong to a pool, which Warpwell itself uses only by `ww.devices()`: use "
+            "these, choose device cpu, or start it with `warpwell run --cuda local`",
             device="cuda",
         )
     if not has_cuda():
         raise errors.DeviceNotFoundError(
-            f"no GPU is usable here: install the driver and {extra('cuda')}, see `warpwell info`, or take device cpu",
+            f"no GPU is usable here: install the driver and {extra('cuda')}, see `warpwell info`, or choose device cpu",
             device="cuda",
         )
     check_fork()
@@ -158,13 +158,13 @@ def handle_of(stream: Any) -> int:
         if hasattr(stream, name):
             return int(getattr(stream, name))
     raise errors.ArgumentError(
-        f"{stream!r:.60} is not a stream: give one of PyTorch, CuPy or numba-cuda, or none for the default stream",
+        f"{stream!r:.60} is not a stream: pass one of PyTorch, CuPy or numba-cuda, or none for the default stream",
         name="stream",
     )
 
 
 def mark(stream: Any = None) -> Any:
-    """Return an event behind all work so far in a stream of cuda.core or numba-cuda.
+    """Return an event after all work so far in a stream of cuda.core or numba-cuda.
 
     Without a stream, that is the default stream of the calling thread's GPU.
 
@@ -214,8 +214,8 @@ def check_kernel(result: Any, name: str) -> Any:
 
 
 def wait_default() -> None:
-    """Wait for everything that the current GPU's default stream was given."""
-    if _asks_default()(0) == 0:
+    """Wait for all work in the current GPU's default stream."""
+    if _query_default()(0) == 0:
         return  # usually the stream is empty
     from numba import cuda
 
@@ -223,17 +223,17 @@ def wait_default() -> None:
 
 
 @functools.cache
-def _asks_default() -> Callable[[int], int]:
-    """Return the driver's cuStreamQuery, called without giving up the interpreter's lock.
+def _query_default() -> Callable[[int], int]:
+    """Return the driver's cuStreamQuery, called without releasing the interpreter's lock.
 
-    Who gives it up, and be it for a microsecond, may get it back when another thread's 5 ms are over.
+    A thread that releases the lock, even for a microsecond, may wait for it until another thread's 5 ms are over.
     """
     library = driver()
     if library is None:
         return lambda stream: 1
     address = ctypes.cast(library.cuStreamQuery, ctypes.c_void_p).value
-    asks: Callable[[int], int] = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address or 0)
-    return asks
+    query: Callable[[int], int] = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address or 0)
+    return query
 
 
 def _attempt(call: Callable[[], Any], failure: type[Exception]) -> Any:
@@ -327,19 +327,19 @@ class GpuDevice:
         priority : int
             0 is the least; larger is sooner, as far as the GPU has levels. It matters when blocks are placed.
         """
-        level = int(max(self._highest, self._lowest - max(0, priority)))  # smaller is sooner
+        level = int(max(self._highest, self._lowest - max(0, priority)))  # smaller numbers are higher priorities
         options = self._core.StreamOptions(nonblocking=True, priority=level)
         with self.on_device():
             device = self._core.Device(self.ordinal)
-            device.set_current()  # cuda.core asks for it once a thread
+            device.set_current()  # cuda.core requires it once per thread
             return _attempt(lambda: device.create_stream(options=options), self._failure)
 
     def given_stream(self, handle: int) -> Any:
-        """Return the stream of a handle, which others keep, as `cuda.core.Stream`; 0 is the default stream."""
+        """Return the stream of a handle, whose owner keeps it, as `cuda.core.Stream`; 0 is the default stream."""
         return default_stream(self.ordinal) if handle in (0, 1) else self._core.Stream.from_handle(handle)
 
     def mark(self, stream: Any, timing: bool = False) -> Any:
-        """Return an event behind all work so far in a stream."""
+        """Return an event after all work so far in a stream."""
         return _attempt(lambda: stream.record(options=self._timed if timing else None), self._failure)
 
     def done(self, event: Any) -> bool:
@@ -364,17 +364,17 @@ class GpuDevice:
         self.check(self.driver.cuStreamSynchronize(0 if stream is None else stream.handle))
 
     def wait_default(self) -> None:
-        """Wait for all work in the default stream: the streams here do not."""
+        """Wait for all work in the default stream, for which the streams of this class do not wait."""
         wait_default()
 
     # -- memory by address -----------------------------------------------------------------------------------
 
     def to_gpu(self, stream: Any, to: int, source: int, nbytes: int) -> None:
-        """Copy host memory. Pinned memory is lent until the stream is there; other memory may change at once."""
+        """Copy host memory. Pinned memory must not change until the stream has passed the copy; other memory may."""
         self.check(self.driver.cuMemcpyHtoDAsync(to, source, nbytes, stream.handle))
 
     def to_host(self, stream: Any, to: int, source: int, nbytes: int) -> None:
-        """Copy to host memory; it is there when the stream is."""
+        """Copy to host memory; the copy is complete when the stream has passed it."""
         self.check(self.driver.cuMemcpyDtoHAsync(to, source, nbytes, stream.handle))
 
     def copy(self, stream: Any, to: int, source: int, nbytes: int) -> None:

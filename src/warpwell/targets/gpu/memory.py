@@ -38,7 +38,7 @@ def device_array(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> Any:
 
 
 def zeros(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    """Return a numba-cuda array of zeros, which are there."""
+    """Return a numba-cuda array that is already filled with zeros."""
     array = device_array(shape, dtype)
     if array.size:
         clear(address_of(array), array.size * array.dtype.itemsize)
@@ -70,8 +70,8 @@ def to_host(array: Any) -> NDArray[Any]:
 def clear(address: int, nbytes: int) -> None:
     """Zero memory of the current GPU, and wait for it.
 
-    A memset of the default stream would not be ordered with the host or with non-blocking streams: it could
-    come after the first copy into the new memory. And it would wait for kernels that run there.
+    A memset of the default stream would not be ordered with the host or with non-blocking streams: it could run after
+    the first copy into the new memory. And it would wait for kernels that run there.
     """
     from cuda.bindings import driver
 
@@ -91,7 +91,7 @@ def pinned(nbytes: int) -> NDArray[np.uint8]:
 
 
 def pin(address: int, nbytes: int) -> Callable[[], object] | None:
-    """Page-lock host memory, for all GPUs; return what undoes that, also at the end of the process, or None."""
+    """Page-lock host memory, for all GPUs; return a function that undoes it (also at exit), or None."""
     if is_lost_by_fork():
         return None  # a GPU will not read it
     from cuda.bindings import driver
@@ -103,7 +103,7 @@ def pin(address: int, nbytes: int) -> Callable[[], object] | None:
 
 
 def pin_mapped(owner: Any, address: int, nbytes: int) -> Any:
-    """Page-lock host memory for the current GPU until what is returned is dropped."""
+    """Page-lock host memory for the current GPU until the returned object is dropped."""
     from numba import cuda
 
     return cuda.current_context().mempin(owner, address, nbytes, mapped=True)

@@ -1,6 +1,6 @@
 """NVRTC: CUDA C++ to machine code. No GPU is needed.
 
-By `cuda.bindings.nvrtc`, because a user's options are NVRTC's own text, of which ``cuda.core.Program`` takes none.
+This module calls `cuda.bindings.nvrtc`, because ``cuda.core.Program`` does not accept NVRTC's own text of options.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def compile_source(text: str, name: str, options: Sequence[str], function: str) 
     ----------
     text : str
     name : str
-        What messages call it.
+        Name of the program in messages.
     options : sequence of str
         Of NVRTC. CUDA's own headers are found without one.
     function : str

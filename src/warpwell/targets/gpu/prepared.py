@@ -115,7 +115,7 @@ class PreparedForms:
     """Grid of the kernel alone."""
     _threads: Grid
     _worker_arguments: tuple[int, ...]
-    """Leading arguments of workers behind those that each launch passes."""
+    """Leading arguments of workers after those that each launch passes."""
     _plain_arguments: tuple[int, ...]
     """Leading arguments of the kernel alone."""
     _row: NDArray[np.int64] | None = None

@@ -75,13 +75,13 @@ class ItemCodec:
         """Bits of `value`, as an unsigned number; integers wrap."""
         if self._plain:
             return int(value) & self.mask
-        with np.errstate(all="ignore"):  # compiled code rounds to infinity without a word
+        with np.errstate(all="ignore"):  # compiled code rounds to infinity without a warning
             data: bytes = np.asarray(value).astype(self.dtype).tobytes()
         return int.from_bytes(data, "little")
 
 
 class Scratch(int):
-    """The address of memory that is used as long as the number lives, and then again for another.
+    """The address of memory that is reused when this number is deleted.
 
     Not by NumPy's allocator: which thread has memory of another before it would depend on what a process did before,
     and a seed would not decide everything.
@@ -153,7 +153,7 @@ class Interpreter(Interleaver):
     trace : int
         Number of last accesses to keep (0: none); they are added to an exception's notes.
     flag : LaunchFlag, optional
-        What `warpwell.gpu.failed` reads.
+        The flag that `warpwell.gpu.failed` reads.
     """
 
     def __init__(
@@ -179,14 +179,15 @@ class Interpreter(Interleaver):
         return hash((self.memory.digest, self.steps, self.skipped))
 
     def announce(self, address: int, nbytes: int) -> None:
-        """Name a range as memory; once one is named, access outside of all is a ValueError, not a crash."""
+        """Register a range as memory; from then on, an access outside of all ranges is a ValueError, not a crash."""
         self.memory.ranges.append((int(address), int(address) + nbytes))
 
     def run(self) -> None:
         """Run until all threads but the daemons have ended.
 
         An exception of a thread ends the run; its notes name seed, step and thread.  `InterpStallError` after
-        `max_steps`.  What host code did to the memory before is seen; during a run only `write_bytes` is.
+        `max_steps`.  Threads see all stores of host code before the run, and during the run only those of
+        `write_bytes`.
         """
         if getattr(_local, "running", None) is not None:
             raise RuntimeError("device code cannot start another interpreted launch")
@@ -223,8 +224,8 @@ class Interpreter(Interleaver):
         """Call ``fn(*args)`` in as many logical threads as `n` says, at most `live` of them at a time.
 
         `n` is a count or a shape of up to 3 extents.  The `services` run concurrently until all threads have ended:
-        each is called again and again, with back-off where it returns nothing or 0 (no work was there).  A
-        logical thread starts where one has ended, and knows of memory what that one knew.
+        each is called repeatedly, with back-off if it returns None or 0 (it found no work). A logical thread starts
+        when another one has ended, and inherits its knowledge of memory.
         """
         shape = (n,) if isinstance(n, int) else tuple(n)
         if not 1 <= len(shape) <= 3 or min(shape) < 0:
@@ -455,7 +456,7 @@ class Interpreter(Interleaver):
 
     def copy_bytes(self, dst: int, src: int, nbytes: int) -> None:
         if not (dst | src | nbytes) & 7:
-            # Pieces of 64 bytes, as memcpy has them: other threads see a copy half done.
+            # Copy 64 bytes at a time, like memcpy: other threads may see a partial copy.
             for start in range(0, nbytes, 64):
                 self._copy_words(dst + start, src + start, range(0, min(64, nbytes - start), 8))
         else:

@@ -42,7 +42,7 @@ class Thread:
         self.fiber = greenlet(body)
         self.index = index
         self.daemon = daemon
-        # In the middle of something that the next run relies on (daemons).
+        # Whether a daemon is in the middle of an operation that the next run needs.
         self.busy = False
         self.position = 0
         self.priority = 0
@@ -102,8 +102,8 @@ class Interleaver:
     def spawn(self, fn: Callable[..., object], *args: Any, name: str | None = None, daemon: bool = False) -> Thread:
         """Add a thread that calls ``fn(*args)`` in the next `run`.
 
-        A daemon (a controller) is stopped when all others have ended; where it is `busy` it has some
-        thousand steps more to come to an end.  Raises RuntimeError during a run.
+        A daemon (a controller) is stopped when all others have ended; if it is `busy`, it may take some thousand more
+        steps to finish.  Raises RuntimeError during a run.
         """
         if self._running:
             raise RuntimeError("spawn() before run(), not from a running thread")
@@ -114,7 +114,7 @@ class Interleaver:
         return thread
 
     def _point(self) -> None:
-        # A switch point, in front of every shared access.
+        # A switch point, before every shared access.
         self.steps += 1
         if self.steps >= self._next_switch:
             self._switch()
@@ -178,8 +178,8 @@ class Interleaver:
         return min(gap, _LONGEST_GAP)
 
     def _jump(self) -> None:
-        # Everybody waits: time jumps to the first waker, and further if nothing was stored for long, so
-        # that waiting for a time limit of a second takes few steps.
+        # All threads wait: time jumps to the first wake-up, and further if nothing was stored for long, so that waiting
+        # for a time limit of a second takes few steps.
         stores = self.memory.stores
         self._jumps = self._jumps + 1 if stores == self._stores_at_jump else 0
         self._stores_at_jump = stores
@@ -191,13 +191,13 @@ class Interleaver:
             self._wake()
 
     def _run(self) -> None:
-        """Run all threads; stops the daemons and forgets all threads in the end."""
+        """Run all threads; at the end, stop the daemons and drop all threads."""
         hub = getcurrent()
         threads = self.threads
 
         def begin(thread: Thread) -> None:
-            # A fiber counts its recursion from where it is first switched to: from here, not from inside of
-            # another thread, or many threads would add up to Python's limit.
+            # The recursion depth of a fiber begins with the depth of the first switch to it. So switch to it here, not
+            # from inside of another thread: otherwise many threads would reach Python's limit.
             hub.switch()
             thread.body()
 
@@ -219,7 +219,7 @@ class Interleaver:
             while waiting or any(t.busy and not t.fiber.dead for t in threads):
                 self.thread = self._pick()
                 self.thread.fiber.switch()
-                # Only a thread that has ended comes back here.
+                # Only a thread that has ended returns here.
                 self._remove(self.thread)
                 waiting -= not self.thread.daemon
                 if not waiting and not self._ending:

@@ -169,7 +169,7 @@ class WeakMemory:
         return location
 
     def _choose(self, thread: ThreadView, messages: list[WordValue]) -> WordValue:
-        # Called where the thread itself has not yet seen the newest message.
+        # Called if the thread itself has not yet seen the newest message.
         if thread.stale >= STALE_LIMIT or self._random() < self.fresh:
             thread.stale = 0
             return messages[-1]
@@ -229,7 +229,7 @@ class WeakMemory:
         mask = ((1 << 8 * size) - 1) << shift
         value = (location.messages[-1].value & ~mask) | (bits << shift)
         value = ((value & (1 << 64) - 1) ^ (1 << 63)) - (1 << 63)
-        # The other bytes keep what they were released with.
+        # The other bytes keep the view with which they were released.
         self._append(location, thread, value, order, continues=True)
         # Only the bytes of the item: their neighbors may belong to other memory.
         _PART[size].from_address(address).value = bits

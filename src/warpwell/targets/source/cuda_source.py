@@ -107,7 +107,7 @@ class CudaSource:
                 "CudaSource takes a source text and the name of a kernel in it, both strings", name="name"
             )
         if isinstance(options, str) or not all(isinstance(option, str) for option in options):
-            raise errors.ArgumentError(f"options={options!r:.60}: give a list of strings", name="options")
+            raise errors.ArgumentError(f"options={options!r:.60}: pass a list of strings", name="options")
         self.code = code
         self.name = self.__name__ = name
         self.parameters = parse_parameters(parameters, name)

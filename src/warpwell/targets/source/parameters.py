@@ -90,7 +90,7 @@ def convert_argument(value: Any, parameter: Parameter, kernel: str) -> Any:
 
 
 class _RefusedError(Exception):
-    """What is wrong with an argument: "is too large ..."."""
+    """The problem of an argument: "is too large ..."."""
 
 
 def _number(value: Any, parameter: Parameter) -> Any:

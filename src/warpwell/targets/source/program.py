@@ -69,7 +69,7 @@ def _check_parameters(source: Any, built: nvrtc.Compiled) -> None:
     where = f"CUDA kernel {source.name!r}"
     if len(compiled) != len(source.parameters):
         raise errors.ArgumentError(
-            f"{where} has {len(compiled)} parameters, and {len(source.parameters)} are declared "
+            f"{where} has {len(compiled)} parameters, but {len(source.parameters)} are declared "
             f"({', '.join(map(str, source.parameters))}); declare each in the order of the source",
             name="parameters",
         )
