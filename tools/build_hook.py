@@ -17,7 +17,7 @@ TAG = "py3-none-linux_x86_64"
 
 
 class NativeCodeHook(BuildHookInterface[Any]):
-    """Runs tools/build_native.py in front of a standard wheel build; an editable installation compiles at first use."""
+    """Runs tools/build_native.py before a standard wheel build; an editable installation compiles at first use."""
 
     PLUGIN_NAME = "custom"
 

@@ -1,8 +1,8 @@
 """Compile the native functions of the package to object files and PTX, for the wheel.
 
-``python tools/build_native.py FOLDER`` writes what `warpwell.targets.shipped` loads. ``--check`` verifies that
-the installed package has an object file for every native function, and PTX if it was compiled. The package is imported
-from the Python path.
+``python tools/build_native.py FOLDER`` writes the files that `warpwell.targets.shipped` loads. ``--check`` verifies
+that the installed package has an object file for every native function, and PTX if it was compiled. The package is
+imported from the Python path.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def build_ptx(folder: Path) -> tuple[int, ...] | None:
 
 
 def check() -> list[str]:
-    """Return the names of native functions that the installed package has no compiled code for."""
+    """Return the names of native functions for which the installed package lacks compiled code."""
     import_all()
     named = [(machine_code.object_name(function), function) for function in functions()]
     missing = [str(name) for name, _ in named if name is not None and shipped.find_object(name) is None]

@@ -1,6 +1,7 @@
 """Run a command on a machine with busy processors: ``python tools/busy.py 4 --times 3 -- make test``.
 
-The exit status is the status of the first run that fails, or 0. The busy processes end with this one, however it ends.
+The exit status is the status of the first run that fails, or 0. The busy processes end when this process ends, in any
+way.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--times", type=int, default=1, help="how often to run the command")
     parser.add_argument("command", nargs="+", help="the command, after --")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the loops below end, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the busy loops end, too
     children = start(options.count)
     status = 0
     try:

@@ -1,6 +1,6 @@
 """List C files that depend on each other in a cycle: ``python -m tools.c_calls``.
 
-The sources of a program are the files of a folder whose names share the part in front of the first underscore:
+The sources of a program are the files of a folder whose names share the part before the first underscore:
 ``layer.c``, ``layer_copy.c``. A file depends on the files that define the functions it calls, directly or by an inline
 function of a header, and the variables that headers declare as ``extern``. A static function belongs to its file only.
 Functions that are passed by address are not calls.

@@ -1,6 +1,6 @@
 """Build the wheel and the sdist in ``dist/``, and check the wheel in a fresh environment (``make dist``).
 
-The checks: the wheel that is built from the sdist has the same files, the wheel holds nothing but the package, no file
+The checks: the wheel that is built from the sdist has the same files, the wheel has only the package, no file
 is larger than 300 kB, every native function has compiled code in the wheel, dependencies are met, every command prints
 its help, and the first Python block of the README runs in at most 5 s of CPU from an empty compilation cache. The
 environment is outside of the checkout. It borrows the dependencies from the environment that runs this script, so
@@ -29,7 +29,7 @@ MAX_BYTES = 300_000
 MAX_SECONDS = 5.0
 """Limit of the CPU seconds of the README kernel with an empty compilation cache."""
 ABSENT = ("lab", "tests", "tools", "benchmarks")
-"""Packages of the repository that the wheel must not hold."""
+"""Packages of the repository that the wheel must not contain."""
 
 HELP = """
 import sys
@@ -62,7 +62,7 @@ def run(*command: str | Path, folder: Path, quiet: bool = False) -> str:
     folder : Path
         Working directory.
     quiet : bool
-        Whether to keep what the command writes to standard error out of the log.
+        Whether to omit the command's standard error from the log.
 
     Raises
     ------
@@ -102,7 +102,7 @@ def check_contents(wheel: Path) -> list[str]:
     tops = {info.filename.split("/")[0] for info in infos}
     foreign = sorted(top for top in tops if top != "warpwell" and not re.fullmatch(r"warpwell-[^/]+\.dist-info", top))
     if foreign:
-        raise CheckError(f"the wheel holds {', '.join(foreign)}; only the package warpwell belongs into it")
+        raise CheckError(f"the wheel has {', '.join(foreign)}; remove everything except the package warpwell")
     large = [f"{info.filename} ({info.file_size} bytes)" for info in infos if info.file_size > MAX_BYTES]
     if large:
         raise CheckError(f"files of the wheel must have at most {MAX_BYTES} bytes, got {', '.join(large)}")
@@ -120,7 +120,7 @@ def check_sdist(sdist: Path, names: Sequence[str], folder: Path) -> None:
 
 
 def make_environment(folder: Path, wheel: Path) -> Path:
-    """Return the interpreter of a new environment that holds the wheel and borrows our other packages."""
+    """Return the interpreter of a new environment with the wheel and the other packages of this one."""
     run(sys.executable, "-m", "venv", "--without-pip", folder, folder=folder.parent)
     python = folder / "bin" / "python"
     packages = next((folder / "lib").glob("python*")) / "site-packages"

@@ -43,8 +43,8 @@ INNER_DOORS = (
     "targets.gpu",
     "targets.primitives",
 )
-"""Packages and modules inside of rooms that are doors, too: a part of a room that only few others use, the primitives
-of device code, and the layouts of records: their names only make sense together."""
+"""Packages and modules inside of rooms that are doors, too: a part of a room that only few other rooms use, the
+primitives of device code, and the layouts of records: their names only make sense together."""
 
 
 @dataclass
@@ -110,8 +110,8 @@ def read(modules: Iterable[house.Module]) -> Doors:
 def exported(door: house.Module) -> tuple[set[str], list[str]]:
     """Return the objects that a door binds, and the names in its ``__all__``.
 
-    Submodules are not among the objects: a door that exports one would lead past itself. If ``__all__`` is computed, it
-    is taken to have every public object. A module without a folder is a door without a limit.
+    Submodules are not among the objects: a door that exports a submodule would let imports bypass it. If ``__all__`` is
+    computed, it is assumed to have every public object. A module without a folder is a door without a limit.
     """
     bound: set[str] = set()
     listed: list[str] | None = None

@@ -1,6 +1,6 @@
 """Make the companion wheel warpwell-driver: ``python -m tools.driver_wheel FOLDER``.
 
-It brings layer, worker, relay, pass-through driver and CUDA runtimes to machines without a C compiler.
+The wheel provides the layer, worker, relay, pass-through driver and CUDA runtimes for machines without a C compiler.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _pack(path: Path, content: dict[str, bytes], tag: str) -> None:
     files[f"{info}/RECORD"] = "".join([*record, f"{info}/RECORD,,\n"]).encode()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
-            entry = zipfile.ZipInfo(name)  # of 1980: the same sources give the same wheel
+            entry = zipfile.ZipInfo(name)  # dated 1980, so that equal sources produce equal wheels
             entry.external_attr = (0o100755 if name.endswith(build.WORKER.output) else 0o100644) << 16
             archive.writestr(entry, data, zipfile.ZIP_DEFLATED)
 

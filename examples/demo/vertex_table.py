@@ -19,7 +19,7 @@ WIDTH, CLASSES, BATCH, STEPS, SEED = 32, 3, 256, 60, 7
 def write(folder: Path, graph: Graph, levels: NDArray[np.int64]) -> tuple[Path, dict[str, NDArray[Any]]]:
     """Write the table; return its path, and its columns in memory.
 
-    Features tell a little of the label, which is the level of the search: 0 and 1, 2, or later and never.
+    Features depend weakly on the label, which is the level of the search: 0 and 1, 2, or later and never.
     """
     import pyarrow as pa
 

@@ -38,7 +38,7 @@ def step(weights, x, y):
 def main():
     images, labels = load_digits(return_X_y=True)
     images, labels = images.reshape(-1, 8, 8).astype(np.uint8), labels.astype(np.int64)
-    train = 1500  # the rest is for the test
+    train = 1500  # the other digits are for the test
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "digits.kv"
@@ -49,7 +49,7 @@ def main():
         with ww.kv.open(path) as store:
             loader = ww.train.DataLoader(store, BATCH, seed=SEED, keys=range(train))
             for _ in range(EPOCHS):
-                for batch in loader:  # the next ones are being read meanwhile
+                for batch in loader:  # the next batches are read in the meantime
                     losses.append(step(weights, batch["x"], batch["y"]))
             test, found = store.get_many(np.arange(train, len(labels)))
             accuracy = (scores(weights, test["x"])[1].argmax(axis=1) == test["y"]).mean()

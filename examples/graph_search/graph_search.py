@@ -15,14 +15,14 @@ from warpwell.graph import LoadedGraph, bfs, connected_components, generate
 
 @ww.kernel
 def advance(edges, offsets, levels, level, changed):
-    """Visit the neighbors of the vertices on one level; a thread takes a vertex."""
+    """Visit the neighbors of the vertices on one level, with one thread per vertex."""
     v = gpu.grid(1)
     if levels[v] != level:
         return
     for at in range(offsets[v], offsets[v + 1]):
         neighbor = edges[at]  # from the cache, or from storage
         if levels[neighbor] == -1:
-            levels[neighbor] = level + 1  # threads that meet here write the same
+            levels[neighbor] = level + 1  # concurrent threads write the same value
             changed[0] = 1
 
 
@@ -41,8 +41,8 @@ def search(loaded, source):
 
 def main():
     with tempfile.TemporaryDirectory() as folder:
-        # A Kronecker graph of the GAP benchmark. `convert` makes one from an edge list instead.
-        # The kernel above numbers vertices as they are stored: that is as results do with order="given".
+        # A Kronecker graph of the GAP benchmark. `convert` makes one from an edge list instead. The kernel above uses
+        # the numbers of stored vertices, which results also use with order="given".
         graph = generate("kron", 13, Path(folder) / "kron.ww", degree=8, order="given")
         source = int(np.argmax(np.diff(graph.load()[0])))
 
@@ -58,7 +58,7 @@ def main():
     print(f"wanted {stats.bytes_wanted:,} bytes, read {stats.bytes_read:,}: {stats.io_amplification:.1f} times")
 
     assert np.array_equal(found.values, levels)
-    # all that a search reaches is one component, the source's
+    # the vertices that a search reaches are the component of the source
     assert np.array_equal(found.values >= 0, components.values == components.values[source])
     assert stats.misses > 0
     assert stats.evictions > 0

@@ -24,7 +24,7 @@ VERTICES, WIDTH, CLASSES, EPOCHS, BATCH, SEED = 2048, 64, 4, 3, 128, 7
 
 
 def make(folder):
-    """Write a graph in which neighbors mostly have one label, and features that tell little of it."""
+    """Write a graph in which neighbors mostly have one label, and features that depend weakly on the label."""
     rng = np.random.default_rng(SEED)
     labels = rng.integers(0, CLASSES, VERTICES)
     ends = rng.integers(0, VERTICES, (2, 40 * VERTICES))

@@ -15,7 +15,7 @@ VERTICES, WIDTH, CLASSES, EPOCHS, BATCH, SEED = 4096, 32, 5, 6, 256, 3
 
 
 def make(folder):
-    """Write a graph in which neighbors mostly have one label, and features that tell little of it."""
+    """Write a graph in which neighbors mostly have one label, and features that depend weakly on the label."""
     rng = np.random.default_rng(SEED)
     labels = rng.integers(0, CLASSES, VERTICES)
     ends = rng.integers(0, VERTICES, (2, 60 * VERTICES))
@@ -35,7 +35,7 @@ def inputs(batch, x):
 
 
 def step(weights, features, labels):
-    """Improve the weights; return the loss before."""
+    """Improve the weights; return the loss before this step."""
     raw = features @ weights
     probability = np.exp(raw - raw.max(axis=1, keepdims=True))
     probability /= probability.sum(axis=1, keepdims=True)
@@ -47,7 +47,7 @@ def step(weights, features, labels):
 def train(weights, neighbors, data, numbers):
     losses = []
     for number in numbers:
-        batch = neighbors[number]  # sampled from the graph's files, by the number alone
+        batch = neighbors[number]  # sampled from the graph's files; depends only on the number
         rows = data.take(batch.nodes)  # read from the files of features and labels
         losses.append(step(weights, inputs(batch, rows["x"]), rows["y"][: batch.batch_size]))
     return losses

@@ -21,7 +21,7 @@ def transform(array):
 
 
 def rows_first(image, *blocks):
-    """Transform rows, and put a transposed block of the result aside for each device."""
+    """Transform rows, and store a transposed block of the result for each device."""
     done = transform(image)
     first = 0
     for block in blocks:

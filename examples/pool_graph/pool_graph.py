@@ -1,8 +1,8 @@
 """Search a graph on all devices, each of which reads the edges from storage itself.
 
-First one search whose vertices are shared out, with an exchange of the found vertices between the devices after each
-level; then searches from several vertices, each on one device. ``python pool_graph.py`` uses the devices of this
-machine, ``warpwell run --agents 4 pool_graph.py`` four agents; it prints the same.
+The first search distributes its vertices, and the devices exchange found vertices after each level. Then each device
+searches from other vertices by itself. ``python pool_graph.py`` uses the devices of this machine, ``warpwell run
+--agents 4 pool_graph.py`` four agents; it prints the same.
 """
 
 import tempfile
@@ -39,7 +39,7 @@ def settle(depth, found, level, changed):
 
 
 def search(devices, parts, graphs, source):
-    """Return how far each vertex is from the source; part k of the vertices is expanded on device k."""
+    """Return the distance of each vertex from the source; device k expands part k of the vertices."""
     start = np.full(VERTICES, -1)
     start[source] = 0
     depths = [device.to_device(start) for device in devices]

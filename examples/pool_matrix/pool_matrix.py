@@ -1,4 +1,4 @@
-"""Multiply two matrices on all devices: blocks of rows go to each, and the library of each multiplies them.
+"""Multiply two matrices on all devices: each device receives blocks of rows, and its library multiplies them.
 
 ``python pool_matrix.py`` uses the devices of this machine, ``warpwell run --agents 4 pool_matrix.py`` four agents, on
 this machine or others; it prints the same.

@@ -1,6 +1,6 @@
-"""Train a classifier on all devices: each has a part of the data, and gradients go from device to device.
+"""Train a classifier on all devices: each has a part of the data, and gradients are sent from device to device.
 
-There are as many parts as `PARTS` says, however many devices there are, and their gradients are added in one order: so
+There are `PARTS` parts for any number of devices, and their gradients are added in one order: so
 ``python pool_training.py`` and ``warpwell run --agents 4 pool_training.py`` train the same weights, bit for bit.
 """
 
@@ -13,8 +13,8 @@ PARTS, SAMPLES, FEATURES, STEPS, RATE = 4, 500, 20, 60, 0.5
 
 
 @ww.kernel
-def slopes(x, y, weights, gradient):
-    """Add to the gradient of logistic regression: a thread a feature, so that sums have one order on every device."""
+def add_gradient(x, y, weights, gradient):
+    """Add to the gradient of logistic regression: one thread per feature, so that sums have one order."""
     f = gpu.grid(1)
     total = 0.0
     for row in range(y.size):
@@ -52,7 +52,7 @@ def main():
     total, part = first.zeros(FEATURES), first.empty(FEATURES)
     for _ in range(STEPS):  # nothing here waits: streams and copies keep the order
         for x, y, weights, gradient in on_devices:
-            slopes[FEATURES](x, y, weights, gradient)
+            add_gradient[FEATURES](x, y, weights, gradient)
         total.fill(0.0)
         for _, _, _, gradient in on_devices:
             part.copy_from(gradient)  # straight from the device that has it

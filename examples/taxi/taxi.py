@@ -1,6 +1,6 @@
-"""Six questions about long taxi trips: each asks for one column more, of the few rows that match.
+"""Six questions about long taxi trips: each question reads one more column of the few matching rows.
 
-Run it with ``python taxi.py``, which makes its own trips, or with months of New York's trip records in Parquet:
+Run it with ``python taxi.py``, which generates trips, or with months of New York's trip records in Parquet:
 ``python taxi.py green_tripdata_2023-01.parquet ...``. It needs the extra ``table`` (pyarrow and Polars).
 """
 
@@ -22,8 +22,8 @@ COLUMNS = ["trip_distance", "total_amount", "extra", "tip_amount", "tolls_amount
 LONG = 30.0  # miles
 
 
-def made(rows):
-    """Return trips that were made up: few of them are long."""
+def generated_trips(rows):
+    """Return generated trips, of which few are long."""
     random = np.random.default_rng(0)
     miles = np.round(random.lognormal(0.6, 0.85, rows), 2)
     fare = 3 + 2.5 * miles
@@ -34,14 +34,15 @@ def made(rows):
 def main():
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trips.ww"
-        source = sys.argv[1:] or made(300_000)
+        source = sys.argv[1:] or generated_trips(300_000)
         ww.table.convert(source, path, columns=COLUMNS, codes=["mta_tax"]).close()
 
-        # Polars asks: its predicate is evaluated where the column lies, the others are read where it is true
+        # by Polars: it evaluates the predicate on the column in place, and reads other columns where the predicate is
+        # true
         trips = ww.table.scan(path)
         by_polars = trips.filter(pl.col("trip_distance") >= LONG).select(pl.col(COLUMNS).mean()).collect()
 
-        # the same by filters, without Polars; each question reads one column more of the same rows
+        # the same by filters, without Polars; each question reads one more column of the same rows
         with ww.table.open(path) as table:
             rows = table.where([("trip_distance", ">=", LONG)])
             print(f"{len(rows):,} of {len(table):,} trips have {LONG:g} miles or more")

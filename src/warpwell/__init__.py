@@ -24,7 +24,7 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     process_end  ends processes by signals
     shared_file  files with shared fields and locks, for processes that share a device
     registry     names by which lower folders find objects of upper ones: services
-    libcuda      the library of the GPU's driver, by ctypes, where cuda.bindings does not serve
+    libcuda      the library of the GPU's driver, by ctypes, if cuda.bindings is missing or slow
     targets/     device code: kernels, launches, claiming of blocks; compiled for CPU and GPU, or interpreted
     driver/      unmodified CUDA programs: a library that replaces the driver, and workers that replay its calls
     nvme/        commands and completions as the NVMe specification lays them out
@@ -48,7 +48,7 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
 
 from typing import TYPE_CHECKING
 
-from . import errors  # Modules of the package import it from here, so it must be imported before them.
+from . import errors  # Modules of the package import `errors` from here, so it must be imported before them.
 from . import registry as _registry
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ __all__ = [
     "turn",
     "zeros",
 ]
-"""All public names but `open`: ``from warpwell import *`` must not shadow the built-in function."""
+"""All public names except `open`: ``from warpwell import *`` must not shadow the built-in function."""
 
 # Modules are imported on first use: a command line answers at once, and the processes of a pool start sooner.
 _FROM = {

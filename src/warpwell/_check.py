@@ -44,7 +44,7 @@ def imported(module: str, needs: str = "") -> Any:
     Raises
     ------
     ArgumentError
-        It is not installed.
+        The package is not installed.
     """
     try:
         return importlib.import_module(module)
@@ -62,7 +62,7 @@ def checked_integer(
     Parameters
     ----------
     value : int or numpy integer
-        What the caller gave. Booleans and floats are refused, whole ones included.
+        The caller's value. Booleans and floats are refused, even whole numbers.
     name : str
         The option, for the message.
     minimum, maximum : int, optional
@@ -124,7 +124,7 @@ def checked_nbytes(
             nbytes = operator.index(value)
     title = name if of is None else f"{name} of {of}"
     if nbytes is None:
-        raise ArgumentError(f'{title} {shown(value)} is not a size: give bytes, or a text such as "256MiB"', name=name)
+        raise ArgumentError(f'{title} {shown(value)} is not a size: pass bytes, or a text such as "256MiB"', name=name)
     if nbytes < minimum or (maximum is not None and nbytes > maximum):
         limits = f"at least {minimum:,}" if maximum is None else f"{minimum:,} to {maximum:,}"
         raise ArgumentError(f"{title} must be {limits} bytes, got {shown(value)}", name=name)
@@ -237,7 +237,7 @@ def checked_flag(value: Any, name: str) -> bool:
     """
     if isinstance(value, int) and value in (0, 1):
         return bool(value)
-    import numpy as np  # here: the command line reads options without it, and answers at once
+    import numpy as np  # here, because the command line checks options without NumPy
 
     if isinstance(value, np.bool_):
         return bool(value)
@@ -316,7 +316,7 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
     DTypeError
         The value is not a dtype, or is a dtype of Python objects.
     """
-    import numpy as np  # here: the command line reads options without it, and answers at once
+    import numpy as np  # here, because the command line checks options without NumPy
 
     try:
         kind: np.dtype[Any] = np.dtype(dtype)

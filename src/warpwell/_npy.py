@@ -15,7 +15,7 @@ from .errors import ArgumentError, FormatError
 from .replacing import durable_file
 
 PAGE_BYTES = 4096
-"""Bytes in front of the data of files that `npy_writer` writes, so that aligned items are in one page, not in two."""
+"""Bytes before the data of files that `npy_writer` writes, so that aligned items are in one page, not in two."""
 
 
 def read_header(
@@ -62,7 +62,7 @@ def read_header(
 
 
 def _as_version_2(file: IO[bytes]) -> IO[bytes]:
-    """Return the rest of a header of version 3, which is in UTF-8, as one of version 2, which is in Latin-1.
+    """Return the rest of a header of version 3 (UTF-8) as the rest of a header of version 2 (Latin-1).
 
     NumPy has no public function that reads version 3. Only the names of fields have characters beyond Latin-1, and
     these are Python literals, in which an escape sequence means the same. `file` is left at the start of the data.
@@ -103,7 +103,7 @@ def npy_header(descr: Any, shape: tuple[int, ...], nbytes: int = 0) -> bytes:
     total = nbytes or -(-(start + len(text) + 1) // 64) * 64
     if start + len(text) + 1 > total:
         raise ArgumentError(
-            f"the description of this dtype has {len(text)} bytes, and {total - start - 1} fit: take fewer fields",
+            f"the description of this dtype has {len(text)} bytes, but only {total - start - 1} fit: use fewer fields",
             name="dtype",
         )
     length = (total - start).to_bytes(start - 8, "little")

@@ -1,7 +1,8 @@
-"""Closing of objects that were dropped, in a thread, and writing of the others at the end of the program.
+"""Close objects that were dropped, in a thread, and write other objects at the end of the program.
 
-A finalizer runs in any thread between any two lines, possibly while that thread holds a lock. So it takes no lock and
-does not wait: it hands over the function that closes, by the one call that Python documents as safe there.
+A finalizer runs in any thread between any two lines, possibly while that thread holds a lock. So it acquires no lock
+and does not wait: it passes the closing function to a thread, by the one call that Python documents as safe in
+finalizers.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ def ready() -> None:
         if not _registered:
             _register()
             _registered = True
-        if _thread is None or not _thread.is_alive():  # one that could not be started is not alive
+        if _thread is None or not _thread.is_alive():  # a thread that could not be started is not alive
             _thread = threading.Thread(target=_close_dropped, args=(_dropped,), name="warpwell-closing", daemon=True)
             _thread.start()
 
 
 def hand_over(close: Callable[[], None]) -> None:
-    """Have `close` called in the closing thread (for finalizers). Where it raises, the error goes to stderr."""
+    """Have `close` called in the closing thread (for finalizers). If it raises, the error is printed to stderr."""
     _dropped.put(close)
 
 
@@ -74,7 +75,7 @@ def hand_over_to_thread(close: Callable[[], None], name: str) -> None:
 
 
 def wait_until_closed(seconds: float) -> bool:
-    """Wait until everything handed over so far is closed; return False where that takes longer."""
+    """Wait until all objects that were handed over so far are closed; return False after a timeout."""
     if _thread is None or _thread is threading.current_thread() or not _thread.is_alive():
         return True
     done = threading.Event()
@@ -83,7 +84,7 @@ def wait_until_closed(seconds: float) -> bool:
 
 
 def report_loss(name: str, error: BaseException) -> None:
-    """Log that changes of `name` are lost, where no caller could catch an exception."""
+    """Log that changes of `name` are lost, because no caller could catch an exception."""
     _logger.error("warpwell: changes of %s may be lost: %s: %s", name, type(error).__name__, error)
 
 
@@ -92,19 +93,19 @@ def _close_dropped(handed: queue.SimpleQueue[Callable[[], None]]) -> None:
         close = handed.get()
         try:
             close()
-        except Exception as error:  # the next one is closed all the same
+        except Exception as error:  # the next object is closed anyway
             report_loss("an object that was dropped", error)
         del close  # The closed object is freed now, not when the next one arrives.
 
 
 def finish() -> None:
-    """Write what is open still (at the end of the program). Threads that are daemons may be running."""
+    """Write the objects that are still open (at the end of the program). Threads that are daemons may be running."""
     if not wait_until_closed(_END_SECONDS):
         report_loss("objects that were dropped", TimeoutError(f"closing them takes more than {_END_SECONDS:g} s"))
     for unfinished, name in list(_unfinished.values()):
         try:
             unfinished.finish()
-        except Exception as error:  # the others are written all the same
+        except Exception as error:  # the other objects are written anyway
             report_loss(name, error)
         except KeyboardInterrupt as error:
             report_loss(name, error)
@@ -115,7 +116,7 @@ def _register() -> None:
     atexit.register(finish)
     process = sys.modules.get("multiprocessing.process")
     if process is not None and process.parent_process() is not None:
-        # such a process ends without the interpreter's own handlers
+        # a process of multiprocessing exits without the interpreter's own handlers
         from multiprocessing.util import Finalize
 
         Finalize(None, finish, exitpriority=0)
@@ -125,7 +126,7 @@ def _after_fork() -> None:
     global _dropped, _thread, _starting, _registered
     _dropped, _thread, _starting = queue.SimpleQueue(), None, threading.Lock()
     _registered = False
-    _unfinished.clear()  # they are the parent's
+    _unfinished.clear()  # they belong to the parent
     atexit.unregister(finish)
 
 

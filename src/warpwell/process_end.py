@@ -22,8 +22,8 @@ def end_processes(processes: Iterable[int], is_same: Callable[[int], bool], seco
     ----------
     processes : iterable of int
     is_same : callable
-        Returns whether a number still belongs to the process that is meant. It is called when the process has a
-        descriptor, so that no later process is ended.
+        Returns whether a number still belongs to the intended process. It is called after a descriptor of the process
+        was opened, so that no later process is ended.
     seconds : float
 
     Raises

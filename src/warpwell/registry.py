@@ -30,9 +30,10 @@ def _renew() -> None:
 os.register_at_fork(after_in_child=_renew)
 
 services: dict[str, str] = {}
-"""Paths of what ``device.create(name, ...)`` calls on an agent; `warpwell` names them, here and below."""
+"""Paths of the callables that ``device.create(name, ...)`` calls on an agent; `warpwell` fills this table and
+`stand_ins`."""
 stand_ins: dict[str, str] = {}
-"""Paths of classes of a program that stand for objects on agents, by service; default: ``warpwell.pool.Remote``."""
+"""Paths of the classes of proxies for objects on agents, by service; default: ``warpwell.pool.Remote``."""
 
 
 def path_of(service: str) -> str:

@@ -64,10 +64,10 @@ def require_replaceable(path: Path, overwrite: bool, is_replaceable: Callable[[P
     ----------
     path : Path
     overwrite : bool
-        Whether what exists may be replaced if it is an empty folder, or `is_replaceable` of it.
+        Whether an empty folder, or a path for which `is_replaceable` returns True, may be replaced.
     is_replaceable : callable
     noun : str
-        What is replaceable, for messages: "a table".
+        Name of a replaceable object, for messages: "a table".
 
     Raises
     ------
@@ -88,7 +88,7 @@ def require_replaceable(path: Path, overwrite: bool, is_replaceable: Callable[[P
 
 
 def require_writable(folder: Path) -> None:
-    """Raise PermissionError if no file can be made in a folder."""
+    """Raise PermissionError if no file can be created in a folder."""
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
         raise PermissionError(errno.EACCES, "you may not write in this folder", str(folder))
 

@@ -27,7 +27,7 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 _FUTEX = FUTEX or 98  # the number that new processors have
 _FUTEX_WAIT, _FUTEX_WAKE_OP = 0, 5
 _ALL_WAITERS = ctypes.c_void_p(1 << 30)
-_ADD_ONE = ctypes.c_uint(1 << 28 | 1 << 12)  # FUTEX_OP_ADD; its comparison decides nothing here
+_ADD_ONE = ctypes.c_uint(1 << 28 | 1 << 12)  # FUTEX_OP_ADD; the result of its comparison is not used
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -36,12 +36,13 @@ class _Timespec(ctypes.Structure):
 
 
 def shared_folder() -> Path:
-    """Return the folder of the files: ``WARPWELL_TURNS``, else one of this user in ``/dev/shm``; make it if needed.
+    """Return the folder of the files (``WARPWELL_TURNS``, else one of this user in ``/dev/shm``), created if needed.
 
     Raises
     ------
     SchedulerError
-        It cannot be made, the variable is not an absolute path, or (without the variable) another user can write to it.
+        The folder cannot be created, the variable is not an absolute path, or (without the variable) another user can
+        write to it.
     """
     chosen = settings.turns_folder
     base = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
@@ -104,7 +105,9 @@ class SharedFile:
                 os.fchown(self.descriptor, -1, folder.st_gid)
             os.fchmod(self.descriptor, 0o660)
         if os.fstat(self.descriptor).st_size < self.NBYTES:
-            os.posix_fallocate(self.descriptor, 0, self.NBYTES)  # else a write to the mapping could kill the process
+            os.posix_fallocate(
+                self.descriptor, 0, self.NBYTES
+            )  # otherwise a write to the mapping could kill the process
         self._map = mmap.mmap(self.descriptor, self.NBYTES)
         first = int.from_bytes(self._map[:8], "little")
         if first not in (0, self.FORMAT):
@@ -128,7 +131,9 @@ class SharedFile:
         with cls._opening:
             try:
                 if path not in cls._files:
-                    cls._made.append(cls(path))  # forever, also if a signal handler has made another one meanwhile
+                    cls._made.append(
+                        cls(path)
+                    )  # kept forever, even if a signal handler has created another one in the meantime
                     cls._files.setdefault(path, cls._made[-1])
                 file: Self = cls._files[path]
                 return file
@@ -139,7 +144,7 @@ class SharedFile:
 
     @classmethod
     def forget(cls) -> None:
-        """Forget all files in a forked child, because locks are not inherited. Their mappings stay open."""
+        """Drop all files in a forked child, because locks are not inherited. Their mappings stay open."""
         cls._files, cls._opening = {}, threading.RLock()
 
     # -- locks ---------------------------------------------------------------------------------------------------

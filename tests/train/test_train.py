@@ -172,8 +172,8 @@ def test_a_loader_delivers_rows_in_its_order_and_resumes(folder: Path) -> None:
         ({}, errors.ArgumentError, "without fields"),
         ({"x": "x.npy", "y": Y[:7]}, errors.ArgumentError, "'x' has 500, 'y' has 7"),
         ({"x": "nowhere.npy"}, errors.MissingFileError, "nowhere"),
-        ({"x": 3}, errors.ArgumentError, "give the path of a .npy file"),
-        ({"x": np.float64(3)}, errors.ArgumentError, "give the path of a .npy file"),
+        ({"x": 3}, errors.ArgumentError, "pass the path of a .npy file"),
+        ({"x": np.float64(3)}, errors.ArgumentError, "pass the path of a .npy file"),
         ({"x": np.array(["a"])}, errors.DTypeError, "give numbers"),
     ],
 )

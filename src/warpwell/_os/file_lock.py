@@ -23,7 +23,7 @@ def file_lock(path: Path, timeout: float = TIMEOUT_SECONDS) -> Iterator[bool]:
     Parameters
     ----------
     path : Path
-        The lock's file, which stays.
+        The lock's file, which is not removed.
     timeout : float
         Seconds.
     """

@@ -28,11 +28,11 @@ _replaced: dict[int, Any] = {}
 _owner = 0
 """The thread of these blocks."""
 _is_deferring = False
-"""Whether it is in a block of `uninterrupted`."""
+"""Whether this thread is in a block of `uninterrupted`."""
 
 
 class _Handling:
-    """Installs signal handlers of the main thread for a block; keeps those that the block installs in their place."""
+    """Installs signal handlers of the main thread for a block; handlers that the block itself installs stay."""
 
     __slots__ = ("_added", "_handlers", "_previous")
 
@@ -48,13 +48,13 @@ class _Handling:
             _replaced.update(self._added)
             for number, handler in self._handlers.items():
                 _signal.signal(number, handler)
-        except BaseException:  # of a handler of another signal
+        except BaseException:  # an exception of another signal's handler
             self.__exit__()
             raise
 
     def __exit__(self, *error: object) -> None:
         try:
-            for number, handler in reversed(self._handlers.items()):  # SIGINT after those that are rare
+            for number, handler in reversed(self._handlers.items()):  # SIGINT last, because other signals are rare
                 if _signal.getsignal(number) is handler:
                     _signal.signal(number, self._previous[number])
         finally:
@@ -113,25 +113,25 @@ class _Deferral(_Handling):
         global _is_deferring
         if self._is_within:
             return
-        _is_deferring = False  # blocks of handlers that are installed again before the others defer signals
+        _is_deferring = False  # blocks in handlers that run before all are restored must defer signals
         try:
             super().__exit__()
         finally:
             self._end()
 
     def _defer(self, number: int, frame: FrameType | None) -> None:
-        if self._is_over:  # a handler that raised while others were installed again
+        if self._is_over:  # a handler raised while others were restored
             self._previous[number](number, frame)
         else:
-            self._deferred.setdefault(number, frame)  # once, as the system keeps a signal that a program blocks
+            self._deferred.setdefault(number, frame)  # once, like a signal that is blocked in the system
 
     def _end(self) -> None:
-        self._is_over, self._handlers = True, {}  # no cycle of references is left to the garbage collector
+        self._is_over, self._handlers = True, {}  # break the cycle of references
         if self._deferred:
             self._deliver()
 
     def _deliver(self) -> None:
-        """Call the handlers, the later ones too if one raises."""
+        """Call all handlers, even if one raises."""
         try:
             number = next(iter(self._deferred))
             self._previous[number](number, self._deferred.pop(number))
@@ -156,22 +156,22 @@ class Interrupts:
     def __init__(self, stop: Callable[[], object]) -> None:
         self.raised: list[BaseException] = []
         self.at_once = False
-        """Whether a second interrupt raises at once, for blocks that do not look at `raised`."""
-        self.leaves = True
-        """Whether the block may return after a second interrupt, and leave what it waits for running."""
+        """Whether a second interrupt raises at once, for blocks that do not check `raised`."""
+        self.may_leave = True
+        """Whether the block may return after a second interrupt, and leave the work for which it waits running."""
         self.caught = False
         self.outermost = False
         """Whether the block raises an interrupt at its end; else the block around it does."""
         self._stop = stop
 
     def record(self, error: BaseException) -> None:
-        """Note an interrupt. The first one stops what the block waits for."""
+        """Record an interrupt. The first one stops the work for which the block waits."""
         self.raised.append(error)
         if len(self.raised) == 1:
             self._stop()
 
     def catch(self, error: BaseException) -> None:
-        """Note an exception that the handler of another signal raised while the block waited."""
+        """Record an exception that the handler of another signal raised while the block waited."""
         self.caught = True
         self.record(error)
 

@@ -246,7 +246,7 @@ class DeviceNotFoundError(WarpwellError, RuntimeError):
 
 
 class DriverBuildError(WarpwellError, RuntimeError):
-    """The layer for unmodified CUDA programs cannot be built: there is no C compiler, or it failed."""
+    """The layer for unmodified CUDA programs cannot be built: there is no C compiler, or the compiler failed."""
 
 
 class StorageFullError(WarpwellError, OSError):

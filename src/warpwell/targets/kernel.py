@@ -243,7 +243,7 @@ class Launch:
                 target_of_abort.abort(own)
 
         with interruptible(stop) as interrupts:
-            interrupts.leaves = not aborts
+            interrupts.may_leave = not aborts
             launch._run(args, target, taking_part, own, interrupts, seed=seed, services=services)
 
     def _run_checked(self, args: Sequence[Any], target: str, flag: LaunchFlag, **options: Any) -> None:
@@ -356,7 +356,7 @@ _left: list[Record] = []
 
 def _check_options(max_registers: Any, block: Any) -> None:
     if block is not None and checked_integer(block, "block", maximum=1024) % 32:
-        raise errors.ArgumentError(f"a block of {block} threads: choose a multiple of 32, at most 1024", name="block")
+        raise errors.ArgumentError(f"a block of {block} threads: give a multiple of 32, at most 1024", name="block")
     if max_registers is not None:
         checked_integer(max_registers, "max_registers", minimum=16, maximum=255)
 

@@ -32,16 +32,16 @@ from ..targets.blocks import BlockLaunch
 from ..targets.primitives import DEVICE, element_address, fetch_add, grid
 
 EVENT_TIMEOUT_SECONDS = 120.0
-"""How long a test waits for an event, compilation included."""
+"""Maximum time that a test waits for an event, including compilation."""
 
 REQUEST_SECONDS = 20.0
-"""How long a test preempts and resizes at random. On a machine where threads start later than the next request comes,
-its tasks end only after that."""
+"""Time during which a test preempts and resizes at random. On a machine where threads start later than the next request
+arrives, tasks end only after this time."""
 
 
 @kernel
 def count_and_mix(counts, out, rounds):  # type: ignore[no-untyped-def]
-    """Add 1 to the index's count, and leave a number that takes `rounds` steps to find."""
+    """Add 1 to the index's count, and store a number that takes `rounds` steps to compute."""
     i = grid(1)
     if i < counts.size:
         fetch_add(element_address(counts, i), 1, DEVICE)
@@ -142,7 +142,7 @@ class ExecutorConformance:
     def stop(self, executor: Executor, mode: str = "drain", *, asks: int = 1) -> tuple[Job, Stopped]:
         """Return a job that was launched and has stopped, with blocks done and blocks left.
 
-        A machine that is busy with other things may let a task end before it is asked: then a longer one is tried.
+        On a busy machine, a task may end before it is preempted; then a longer task is tried.
         """
         for attempt in range(6):
             job = self.job(executor, rounds=self.ROUNDS * 4**attempt)
@@ -155,7 +155,7 @@ class ExecutorConformance:
                 if isinstance(event, Stopped):
                     return job, event
                 assert event.error is None
-        raise AssertionError("every task ended before it was preempted: give larger ROUNDS")
+        raise AssertionError("every task ended before it was preempted: set larger ROUNDS")
 
     def has_ended(self, executor: Executor, job: Job) -> bool:
         for event in executor.poll():
@@ -170,7 +170,7 @@ class ExecutorConformance:
         self.check(job.task)
 
     def check(self, task: Task) -> None:
-        """Check that everything ran exactly once, and computed what it should."""
+        """Check that every index ran exactly once, and that the results are correct."""
         counts = self.counts(task)
         if counts is not None:
             assert (counts == 1).all(), np.unique(counts, return_counts=True)
@@ -367,7 +367,7 @@ class ExecutorConformance:
         self.silent(executor)
 
     def train(self, executor: Executor, count: int, placement: Placement) -> list[Job]:
-        """Launch a job and others behind it; return them, or skip the test."""
+        """Launch a job and queue other jobs after it; return all, or skip the test."""
         self.finish_one(executor)  # compiled by now
         jobs = [self.job(executor) for _ in range(count)]
         executor.launch(jobs[0], placement)
@@ -375,7 +375,7 @@ class ExecutorConformance:
             if not executor.launch_behind(job, placement, last):
                 executor.resize(jobs[0], None)  # two workers may take seconds
                 self.finish(executor, jobs[0])
-                pytest.skip("this executor puts no job behind another")
+                pytest.skip("this executor does not queue a job after another")
         return jobs
 
     def finish_one(self, executor: Executor) -> None:
@@ -438,7 +438,7 @@ class ExecutorConformance:
         events = self.ends(executor, 4)
         assert {event.job for event in events} == set(jobs)
         if any(isinstance(event, Stopped) and event.job is jobs[0] for event in events):
-            assert all(isinstance(event, Stopped) for event in events), "one began in the place of one that left"
+            assert all(isinstance(event, Stopped) for event in events), "a job began in place of a preempted job"
             assert all(event.done == 0 for event in events if event.job is not jobs[0] and isinstance(event, Stopped))
         self.again(executor, jobs, events)
 
@@ -458,7 +458,7 @@ class ExecutorConformance:
         executor.preempt(first)
         if not executor.launch_behind(second, placement, first):
             self.again(executor, [first], self.ends(executor, 1))
-            pytest.skip("this executor gives no job the place of one that leaves")
+            pytest.skip("this executor does not start a job in place of a preempted one")
         events = self.ends(executor, 2)
         assert [event.job for event in events] == [first, second] and isinstance(events[1], Ended)
         self.again(executor, [first, second], events)

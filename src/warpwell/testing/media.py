@@ -188,13 +188,13 @@ FILL = 0xA5
 
 
 class HostBytes:
-    """Aligned memory as service threads get it.
+    """Aligned memory, like that of commands of service threads.
 
     Parameters
     ----------
     nbytes : int
     seed : int, optional
-        Of random bytes; left out, all are `FILL`.
+        Seed of random bytes; by default, all bytes are `FILL`.
 
     Attributes
     ----------
@@ -235,7 +235,7 @@ def drive(
     Returns
     -------
     list of int
-        NVMe statuses; `UNANSWERED` if none came in time.
+        NVMe statuses; `UNANSWERED` if no completion arrived in time.
 
     Raises
     ------

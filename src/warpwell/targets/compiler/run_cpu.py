@@ -102,7 +102,7 @@ def run(
     while len(ended) < threads:
         try:
             done.acquire(timeout=0.2)
-            if not interrupts.raised or not interrupts.leaves:
+            if not interrupts.raised or not interrupts.may_leave:
                 continue
             if len(interrupts.raised) > 1:
                 _leak(driver, arguments, contexts, counter, flag)

@@ -301,7 +301,7 @@ def wait(event: Any, participants: Any = ()) -> None:
             participant.abort()
 
     with interruptible(stop) as interrupts:
-        interrupts.leaves = not participants
+        interrupts.may_leave = not participants
         _reached(event, interrupts)
 
 
@@ -317,7 +317,7 @@ def _reached(event: Any, interrupts: Interrupts) -> bool:
             BaseException
         ) as error:  # An exception of a signal handler: the kernel is running, and uses objects of the caller.
             interrupts.catch(error)
-        if len(interrupts.raised) > 1 and interrupts.leaves:
+        if len(interrupts.raised) > 1 and interrupts.may_leave:
             return False
     return True
 
