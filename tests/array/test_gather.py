@@ -336,7 +336,7 @@ def test_rows_that_are_no_rows_are_refused(opened: Any, tmp_path: Path) -> None:
             ([0.5], errors.DTypeError, "float64"),
             (np.ones(ROWS, bool), errors.DTypeError, "flatnonzero"),
             (np.zeros(2, "u8"), errors.DTypeError, "uint64"),
-            (["a"], errors.DTypeError, "give int32"),
+            (["a"], errors.DTypeError, "pass int32"),
             (Exporter(np.zeros(2, "i8"), 0, device=2), errors.ArgumentError, "GPU"),
             ([[1], [2, 3]], errors.ArgumentError, "array"),
         ):
@@ -815,7 +815,7 @@ def test_batches_are_taken_as_far_ahead_as_was_said(tmp_path: Path) -> None:
 
 
 def test_the_place_of_a_wrong_row_is_that_in_its_batch(opened: Any, tmp_path: Path) -> None:
-    with opened(saved(tmp_path, np.arange(ROWS))) as a, pytest.raises(errors.IndexRangeError, match="at place 3 of"):
+    with opened(saved(tmp_path, np.arange(ROWS))) as a, pytest.raises(errors.IndexRangeError, match="at position 3 of"):
         list(ww.rows(a, [[1, 5, 1, ROWS]]))
 
 

@@ -164,7 +164,7 @@ def test_fields_are_assigned(tmp_path: Path) -> None:
         r["id"] = np.arange(50)
         part = r[10:20]
         part["id"] += 100
-        with pytest.raises(errors.ArgumentError, match="do not follow one another"):
+        with pytest.raises(errors.ArgumentError, match="are not contiguous"):
             part["id"].reshape(2, 5)
         part["xyz"] = [1, 2, 3]
         records["id"], records["xyz"][10:20] = np.arange(50), [1, 2, 3]

@@ -174,7 +174,7 @@ def test_a_loader_delivers_rows_in_its_order_and_resumes(folder: Path) -> None:
         ({"x": "nowhere.npy"}, errors.MissingFileError, "nowhere"),
         ({"x": 3}, errors.ArgumentError, "pass the path of a .npy file"),
         ({"x": np.float64(3)}, errors.ArgumentError, "pass the path of a .npy file"),
-        ({"x": np.array(["a"])}, errors.DTypeError, "give numbers"),
+        ({"x": np.array(["a"])}, errors.DTypeError, "pass numbers"),
     ],
 )
 def test_fields_that_cannot_be(
