@@ -22,8 +22,7 @@ def require_same_process(process: int) -> None:
     """Raise ForkError if work that started in `process` is used in a process that was forked from it."""
     if process != os.getpid():
         raise errors.ForkError(
-            f"this work was started in process {process}, from which this process ({os.getpid()}) was forked: start "
-            "it again here"
+            f"this was started in process {process}, from which {os.getpid()} was forked: start it again here"
         )
 
 

@@ -113,7 +113,7 @@ def test_other_devices_and_media_have_a_cache(path: Path) -> None:
         assert a.tier == "storage"
     with pytest.raises(errors.ArgumentError, match="kernels on 'interp' cannot read a mapping"):
         ww.open(path, device="interp", tier="mapped")
-    with pytest.raises(errors.ArgumentError, match="a Medium is no file"):
+    with pytest.raises(errors.ArgumentError, match="a Medium is not a file"):
         ww.open(ww.storage.RamMedium(np.arange(8)), dtype="i8", device="cpu", tier="mapped")
 
 

@@ -161,7 +161,7 @@ def test_formats_that_are_refused() -> None:
         (QemuNamespace("1MiB", metadata=8), "8 bytes of metadata in a separate buffer"),
         (QemuNamespace("1MiB", metadata=8, options={"mset": 1}), "8 bytes of metadata behind each block"),
         (QemuNamespace("1MiB", metadata=8, options={"pi": 1}), "metadata"),
-        (QemuNamespace("4MiB", options=zones), "one of zones"),
+        (QemuNamespace("4MiB", options=zones), "namespace of zones"),
         (QemuNamespace("2MiB", block=1 << 18), "blocks have 262144 bytes"),
         (QemuNamespace("1MiB"), ""),
     ]

@@ -96,7 +96,7 @@ def test_a_word_that_a_relay_stored_is_a_loss() -> None:
     pairs = pairs_of()
     pairs._shared.words[(pairs.loss_address - pairs._shared.address) // 8 + at.LOSS_KIND] = at.LOST
     loss = pairs.loss()
-    assert loss is not None and "does not answer" in loss
+    assert loss is not None and "does not respond" in loss
 
 
 def test_ids_in_flight_are_aborted_and_nothing_is_rewound_before() -> None:

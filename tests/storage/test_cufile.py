@@ -320,7 +320,7 @@ def test_the_choice_needs_a_file_with_o_direct(tmp_path: Path, monkeypatch: pyte
     with open_array(storage.FileMedium(tmp_path / "x", direct=False)) as a, open_array(storage.RamMedium(VALUES)) as b:
         a.prefetch().result(250)
         b.prefetch().result(HANG_SECONDS)
-        assert "staged, because it is not a file that is read with O_DIRECT" in a.medium.description
+        assert "staged, because it is not a file that Warpwell reads with O_DIRECT" in a.medium.description
         assert b.medium.description == "ram" and fake.calls == 0
 
 

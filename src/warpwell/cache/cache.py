@@ -189,9 +189,7 @@ class Cache:
                 raise errors.ArgumentError(f"the shares of this cache's arrays would add up to {total:.3f}")
             self._require_idle("open another array on it")
             if any(self._count_pinned(k) for k in self._spaces):
-                raise errors.SharingError(
-                    "arrays of this cache have pinned pages: unpin them, then open another array on it"
-                )
+                raise errors.SharingError("arrays of this cache have pinned pages: unpin them before you open another")
             self.flush(keep_errors=True)
             if not self._drain():
                 raise self._stall_error("opening another array on this cache")

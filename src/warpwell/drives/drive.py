@@ -142,9 +142,7 @@ class Drive:
         if self._unit > PAGE:
             raise self._refusal(f"its smallest memory page has {self._unit} bytes, not {PAGE}")
         if self.entries < MIN_ENTRIES:
-            raise self._refusal(
-                f"its queues have at most {self.entries} entries, but at least {MIN_ENTRIES} are needed"
-            )
+            raise self._refusal(f"its queues have at most {self.entries} entries, but {MIN_ENTRIES} are needed")
 
     def _enable(self) -> None:
         write = self.transport.write32
@@ -312,9 +310,7 @@ class Drive:
                 if now != before[name]
             ]
             if changed:
-                raise self.transport.fail(
-                    f"a different drive answers after the restart ({', '.join(changed)}): close it"
-                )
+                raise self.transport.fail(f"a different drive answers now ({', '.join(changed)}): close it")
         except BaseException:
             self.arena.quarantine()  # The controller may be enabled.
             raise

@@ -159,9 +159,8 @@ class Machine:
                     f"{address} is a PCI device, but not an NVMe drive: {_advice(found)}", name="address"
                 )
         else:
-            block = re.sub(
-                r"(nvme\d+n\d+)p\d+", r"\1", name.removeprefix("/dev/")
-            )  # The name of a partition names its disk.
+            # The name of a partition names its disk.
+            block = re.sub(r"(nvme\d+n\d+)p\d+", r"\1", name.removeprefix("/dev/"))
             for address in found:
                 for controller in _folders(self.device(address) / "nvme", "nvme"):
                     inside = [self._head(each.name) for each in _folders(controller, "nvme")]

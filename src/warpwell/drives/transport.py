@@ -98,9 +98,7 @@ class Transport(ABC):
         elif csts_fatal(status):
             self.fail(f"it reports a fatal error (CSTS {status:#x})", generation)
         elif not csts_ready(status):
-            self.fail(
-                f"it is no longer enabled (CSTS {status:#x}): another program or an error has reset it", generation
-            )
+            self.fail(f"it is no longer enabled (CSTS {status:#x}): another program has reset it", generation)
         self.check()
 
     def watch(self, command: str, age: float, limit: float, generation: int) -> None:

@@ -215,11 +215,7 @@ def _vertices_of(values: npt.ArrayLike, limit: int, source: str) -> Vertices:
         raise ArgumentError(f"vertices are one-dimensional arrays of integers, {problem}", name="edges")
     if vertices.size and not 0 <= int(vertices.min()) <= int(vertices.max()) < limit:
         bad = int(vertices.min()) if vertices.min() < 0 else int(vertices.max())
-        advice = (
-            "Pass a larger number of vertices, or leave it out."
-            if 0 <= bad < VERTEX_LIMIT
-            else "Renumber the vertices from 0."
-        )
+        advice = "Pass more vertices or leave it out." if 0 <= bad < VERTEX_LIMIT else "Renumber the vertices from 0."
         raise FormatError(f"{source or 'the input'}: vertex {bad} does not fit {limit} vertices. {advice}")
     return vertices.astype(np.int64, copy=False)
 

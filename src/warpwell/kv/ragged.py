@@ -282,8 +282,7 @@ def _size(shape: tuple[int, ...]) -> int:
 def _refuse_nulls(array: Any) -> None:
     if array.null_count:
         raise errors.ArgumentError(
-            f"an Arrow array has {array.null_count} nulls, but records have a value in each field: fill or drop the "
-            "nulls",
+            f"an Arrow array has {array.null_count} nulls, but records have a value in each field: fill them",
             name="array",
         )
 

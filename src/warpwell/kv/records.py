@@ -429,8 +429,7 @@ class Records:
         with self._compacting:
             if self._is_compacting:
                 raise errors.SharingError(
-                    f"{self.path} is being compacted by a call that this call interrupts: compact the store after "
-                    "that call",
+                    f"{self.path} is being compacted by a call that this call interrupts: compact it after that call",
                     path=self.path,
                 )
             self._is_compacting = True

@@ -311,7 +311,6 @@ def _list_bytes(depth: int, staging_bytes: int) -> int:
     entries = -(-staging_bytes // at.MEMORY_PAGE) - 1
     if staging_bytes > at.LIST_MAX * at.MEMORY_PAGE:
         raise errors.ArgumentError(
-            f"commands of {staging_bytes} bytes: a command moves at most {at.LIST_MAX * at.MEMORY_PAGE} bytes to a "
-            "drive"
+            f"commands of {staging_bytes} bytes: choose at most {at.LIST_MAX * at.MEMORY_PAGE} bytes for a drive"
         )
     return 0 if entries < 2 else 8 << (entries - 1).bit_length()

@@ -91,9 +91,7 @@ class StagedReads:
         """Start reads in an idle slot: ``counts[k]`` blocks of 512 bytes from ``blocks[k]`` to ``buffers[k]``."""
         n = len(blocks)
         if self._slots[slot, S_LEFT] or n > self.rows:
-            raise errors.ArgumentError(
-                f"slot {slot} has {self._slots[slot, S_LEFT]} reads in flight, so {n} more cannot start: wait for it"
-            )
+            raise errors.ArgumentError(f"slot {slot} has {self._slots[slot, S_LEFT]} reads in flight, got {n} more")
         table = self._tables[slot, :n]
         table[:, W_BLOCK], table[:, W_BLOCKS], table[:, W_BUFFER] = blocks, counts, buffers
         table[:, W_STATUS] = UNANSWERED

@@ -228,9 +228,7 @@ class Sampler:
             checked_integer(epoch, "epoch", minimum=0), checked_integer(position, "position", minimum=0)
         )
         if progress.position > self.samples:
-            raise errors.ArgumentError(
-                f"position {position} of {samples} samples: pass an unchanged state", name="state"
-            )
+            raise errors.ArgumentError(f"position {position} of {samples}: pass an unchanged state", name="state")
         try:
             skipped = [bytes.fromhex(key) if isinstance(key, str) else key for key in state.get("skipped", [])]
         except (ValueError, TypeError):

@@ -168,9 +168,7 @@ def check(array: Any, rows: Any, out: Any, stream: Any) -> None:
             name="array",
         )
     if not array.shape:
-        raise errors.ArgumentError(
-            f"array {array.name!r} has no dimensions, so it has no rows: read a[()]", name="array"
-        )
+        raise errors.ArgumentError(f"array {array.name!r} has no dimensions and no rows: read a[()]", name="array")
     gpu = by_stream(array)
     if stream is not None and not gpu:
         raise errors.ArgumentError(

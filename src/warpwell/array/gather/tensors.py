@@ -82,9 +82,7 @@ class Tensor:
         ArgumentError, DTypeError
         """
         if self.shape != shape:
-            raise errors.ArgumentError(
-                f"out has shape {self.shape}, but the rows have {shape}: pass that shape", name="out"
-            )
+            raise errors.ArgumentError(f"out has shape {self.shape}: pass one of shape {shape}", name="out")
         if not self.contiguous:
             raise errors.ArgumentError(
                 "the items of out are not contiguous in C order: pass a contiguous array, and copy from it",

@@ -81,8 +81,7 @@ class NpzSource(Source):
         if len({array.shape[0] for array in self._arrays.values()}) > 1:
             listed = ", ".join(f"{name} has {array.shape[0]}" for name, array in self._arrays.items())
             raise FormatError(
-                f"{self.path}: the arrays differ in length ({listed}): choose arrays of one length with --fields",
-                path=self.path,
+                f"{self.path}: the arrays differ in length ({listed}): choose with --fields", path=self.path
             )
         self.schema = {name: self._arrays[name].spec for name in chosen}
         self.records = self._arrays[chosen[0]].shape[0]
