@@ -105,9 +105,8 @@ class SharedFile:
                 os.fchown(self.descriptor, -1, folder.st_gid)
             os.fchmod(self.descriptor, 0o660)
         if os.fstat(self.descriptor).st_size < self.NBYTES:
-            os.posix_fallocate(
-                self.descriptor, 0, self.NBYTES
-            )  # otherwise a write to the mapping could kill the process
+            # otherwise a write to the mapping could kill the process
+            os.posix_fallocate(self.descriptor, 0, self.NBYTES)
         self._map = mmap.mmap(self.descriptor, self.NBYTES)
         first = int.from_bytes(self._map[:8], "little")
         if first not in (0, self.FORMAT):
@@ -131,9 +130,8 @@ class SharedFile:
         with cls._opening:
             try:
                 if path not in cls._files:
-                    cls._made.append(
-                        cls(path)
-                    )  # kept forever, even if a signal handler has created another one in the meantime
+                    # kept forever, even if a signal handler has created another one in the meantime
+                    cls._made.append(cls(path))
                     cls._files.setdefault(path, cls._made[-1])
                 file: Self = cls._files[path]
                 return file

@@ -194,9 +194,8 @@ class Array(CacheArgument, OnStorage):
             self.abort(flag)
 
         with contextlib.ExitStack() as on_exit:
-            with interruptible(
-                lambda: None
-            ):  # each launch that begins must end: otherwise the array could not be closed
+            # each launch that begins must end: otherwise the array could not be closed
+            with interruptible(lambda: None):
                 self.launch_begins(flag)
                 on_exit.callback(self.launch_ended, flag)
             view = self._plain_view(flag)

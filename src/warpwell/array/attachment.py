@@ -84,9 +84,8 @@ class Attachment:
         self.writable = writable
         self.name = name
         self.pins: Counter[int] = Counter()
-        self._pins_lock = (
-            threading.RLock()
-        )  # held while pins of the host and the cache change; acquired before the cache's lock
+        # held while pins of the host and the cache change; acquired before the cache's lock
+        self._pins_lock = threading.RLock()
         self.closed = False
         self.viewed = False
         self._owns_cache = owns_cache

@@ -105,9 +105,8 @@ def open_array(
     chosen = _checked_device(mode, tier, device, cache, cache_options)
     offset = checked_nbytes(offset, "offset", minimum=0)
     is_mapped = _is_mapped(path, tier, chosen, [cache, share, read_once or None, *cache_options.values()])
-    closing.wait_until_closed(
-        _SETTLE_SECONDS
-    )  # dropped arrays are written, and their files, frames and shares are free
+    # afterwards, dropped arrays are written, and their files, frames and shares are free
+    closing.wait_until_closed(_SETTLE_SECONDS)
     with contextlib.ExitStack() as on_failure:
         opening = _Opening(
             path, mode == "r+", (dtype, shape, offset), chosen, tier, cache, cache_options, is_mapped, on_failure

@@ -85,9 +85,8 @@ def scan(path: str | os.PathLike[str], *, counters: IoCounters | None = None, di
     def source(
         with_columns: list[str] | None, predicate: Any, n_rows: int | None, batch_size: int | None
     ) -> Iterator[Any]:
-        names = (
-            list(schema) if with_columns is None else list(dict.fromkeys(with_columns))
-        )  # Polars may name a column twice
+        # Polars may name a column twice
+        names = list(schema) if with_columns is None else list(dict.fromkeys(with_columns))
         # a separate generator: it is closed, and the table with it, even if the query fails
         frames = _frames(name, schema, names, predicate, n_rows, batch_size, counters, direct)
         _queries.add(frames)

@@ -88,9 +88,8 @@ class Selection:
             The file is damaged, was truncated, or cannot be read.
         """
         rows = take(self._columns(columns), self._numbers, self._counters)
-        return ColumnBatch(
-            rows.replace_schema_metadata(self._table.schema.metadata)
-        )  # the metadata describes the pandas index
+        # the metadata describes the pandas index
+        return ColumnBatch(rows.replace_schema_metadata(self._table.schema.metadata))
 
     def gather(self, columns: Sequence[str | int] | str | None = None) -> dict[str, Any]:
         """Return columns of these rows in memory of the table's device, by `warpwell.gather`.

@@ -171,9 +171,8 @@ class CachedRows:
 
     def _copy(self, rows: NDArray[Any], out_rows: NDArray[np.int64] | None) -> None:
         array = self._array
-        array.cache.require_no_suspects(
-            array._nsid
-        )  # as before a launch, although the cache does not count this copy as one
+        # as before a launch, although the cache does not count this copy as one
+        array.cache.require_no_suspects(array._nsid)
         order = np.argsort(rows, kind="stable")
         ascending = rows[order].astype(np.int64)
         targets = order.astype(np.int64) if out_rows is None else out_rows[order]

@@ -250,11 +250,7 @@ def execute(core, queue, want, key0, key1, length, at, nbytes, mask, lane, leade
         if lane == leader and attempt & 15 == 15:
             over, completions, since, own = timed_out_lanes(core, queue, unanswered, completions, since, own)
         over = shfl(mask, over, leader)
-        if (
-            want
-            and (over == ALL_LANES or (over == SUBMITTED_LANES and cid >= 0))
-            and abandon_command(core, queue, cid, offset)
-        ):
+        if want and (over == ALL_LANES or (over == SUBMITTED_LANES and cid >= 0)) and discard(core, queue, cid, offset):
             answer = TIMED_OUT
             want = False
             cid = -1
@@ -454,7 +450,7 @@ def timed_out_lanes(core, queue, unanswered, completions, since, own):
 
 
 @device
-def abandon_command(core, queue, cid, offset):
+def discard(core, queue, cid, offset):
     """Abandon a command to the next drain of its queue; return False if its completion has just arrived (thread)."""
     entry = 0
     if offset > 0 and field(core, K_CACHE) != 0:

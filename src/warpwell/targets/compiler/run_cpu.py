@@ -110,9 +110,8 @@ def run(
             since = since or time.monotonic()
             if not has_logged and time.monotonic() > since + REPORT_SECONDS:
                 has_logged = _log_running(launch.kernel.__name__)
-        except (
-            BaseException
-        ) as error:  # An exception of a signal handler: the threads are running, and use these objects.
+        except BaseException as error:
+            # An exception of a signal handler: the threads are running, and use these objects.
             interrupts.catch(error)
     if failures:
         raise failures[0]

@@ -313,9 +313,8 @@ def _reached(event: Any, interrupts: Interrupts) -> bool:
             spins += 1
             if spins > 200:
                 time.sleep(min((clock.monotonic() - started) / 16, 1e-3))
-        except (
-            BaseException
-        ) as error:  # An exception of a signal handler: the kernel is running, and uses objects of the caller.
+        except BaseException as error:
+            # An exception of a signal handler: the kernel is running, and uses objects of the caller.
             interrupts.catch(error)
         if len(interrupts.raised) > 1 and interrupts.may_leave:
             return False
