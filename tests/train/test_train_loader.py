@@ -475,7 +475,7 @@ def _at_epoch(epoch: int) -> DataLoader:
         ({"version": 2}, "version 2"),
         ({"samples": 9}, "other keys"),
         ({"keys": 1}, "other keys"),
-        ({"position": 11}, "edited"),
+        ({"position": 11}, "unchanged state"),
         ({"position": -1}, "position"),
         ({"epoch": "x"}, "epoch"),
         ({"seed": None}, "seed"),

@@ -77,7 +77,7 @@ def orphan(queue, cid, kind):
 
 @device
 def take_async_id(queue):
-    """Turn an asynchronous command in flight into a taken id and return the id, or -1 if there is none (thread).
+    """Turn an asynchronous command in flight into a taken id and return the id, or -1 without such a command (thread).
 
     The completion of this id does not enter the ready ring; `take_ready` returns the other ids.
     """

@@ -63,8 +63,8 @@ Q_LIST_SHIFT = 114
 Q_TURN_NS = 115
 """Nanoseconds after which a thread stops waiting for its turn."""
 Q_GENERATION = 117
-"""Increment of an id's cid from one use to the next: `Q_N_IDS`, or 0 for key-value commands, whose cids do not change
-because the controller counts their uses."""
+"""Increment of an id's cid from one use to the next: `Q_N_IDS`, or 0 for key-value commands: their cids do not change,
+because the controller counts the uses."""
 Q_WORDS = 128
 
 # -- id record (device memory) -------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ ID_WORDS = ID_USER + ID_USER_WORDS
 KIND = 0xFF
 """Mask of an id state without generation and status."""
 FREE = 0
-"""Id state: free. The generation is that of the next owner."""
+"""Id state: free. The state has the generation of the next owner."""
 TAKEN = 1
 """Id state: a thread will wait for the completion."""
 ASYNC = 2

@@ -352,8 +352,8 @@ class StoreReader:
         batch = self._checked(keys, self.store.get_many(_as_argument(keys), **self._options))
         if not isinstance(batch, dict):
             return batch
-        # If there are several fields, they are views of whole records, whose sums would round in another order than
-        # sums of contiguous arrays.
+        # If there are several fields, they are views of whole records. Sums of such views would round in another order
+        # than sums of contiguous arrays.
         return {
             name: field if isinstance(field, Ragged) else np.ascontiguousarray(field) for name, field in batch.items()
         }

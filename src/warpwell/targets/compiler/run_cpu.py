@@ -147,7 +147,7 @@ def host_arrays(kernel: Any, values: Sequence[Any]) -> list[Any]:
             try:
                 found[k] = np.asarray(value)
             except (BufferError, RuntimeError, TypeError, ValueError) as error:
-                raise errors.ArgumentError(f"NumPy cannot use {argument(kernel, k)}: {error}") from error
+                raise errors.ArgumentError(f"{argument(kernel, k)} is not an array for NumPy: {error}") from error
     return found
 
 
