@@ -229,19 +229,19 @@ def busy_error(path: str) -> Exception:
     )
 
 
-class _Holding(threading.local):
-    """The locks that a thread holds while it forks."""
+class _BlockedRefreshes(threading.local):
+    """The stores whose refreshes a forking thread has blocked, and those that it could not block."""
 
     def __init__(self) -> None:
         self.records: list[Records] = []
         self.busy: set[int] = set()
 
 
-_holding = _Holding()
+_blocked = _BlockedRefreshes()
 
 
 def _before_fork() -> None:
-    _holding.records, _holding.busy = [], set()
+    _blocked.records, _blocked.busy = [], set()
     opened = [store._records for store in open_stores() if not store.writable]
     if not opened:
         return
@@ -249,15 +249,15 @@ def _before_fork() -> None:
     with uninterrupted():  # Python only prints an exception of this hook, and forks with the locks held
         for records in sorted(opened, key=id):  # in one order: other threads may be forking, too
             if records.block_refreshes(max(0.0, end - clock.monotonic())):
-                _holding.records.append(records)
+                _blocked.records.append(records)
             else:
-                _holding.busy.add(id(records))
+                _blocked.busy.add(id(records))
 
 
 def _after_fork_in_parent() -> None:
-    for records in _holding.records:
+    for records in _blocked.records:
         records.unblock_refreshes()
-    _holding.records = []
+    _blocked.records = []
 
 
 def _after_fork_in_child() -> None:
@@ -265,8 +265,8 @@ def _after_fork_in_child() -> None:
     _errors_of_parent = _errors()
     for store in open_stores():
         store._records.forked()
-        store.forked(busy=id(store._records) in _holding.busy)
-    _holding.records = []
+        store.forked(busy=id(store._records) in _blocked.busy)
+    _blocked.records = []
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

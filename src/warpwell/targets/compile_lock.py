@@ -13,26 +13,26 @@ import threading
 from typing import Any
 
 
-class _Holding(threading.local):
+class _ForkLocks(threading.local):
     """The locks that a thread holds while it forks."""
 
     locks: tuple[Any, ...] = ()
 
 
-_holding = _Holding()
+_held = _ForkLocks()
 
 
 def _before_fork() -> None:
     numba = getattr(sys.modules.get("numba.core.compiler_lock"), "global_compiler_lock", None)
     # compiled code that is loaded or dropped needs only LLVM's lock
     llvm = getattr(getattr(sys.modules.get("llvmlite.binding.ffi"), "lib", None), "_lock", None)
-    _holding.locks = tuple(lock for lock in (numba, llvm) if lock is not None)
-    for lock in _holding.locks:
+    _held.locks = tuple(lock for lock in (numba, llvm) if lock is not None)
+    for lock in _held.locks:
         lock.__enter__()
 
 
 def _after_fork() -> None:
-    locks, _holding.locks = _holding.locks, ()
+    locks, _held.locks = _held.locks, ()
     for lock in reversed(locks):
         lock.__exit__(None, None, None)
 
