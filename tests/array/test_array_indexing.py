@@ -128,7 +128,7 @@ def test_what_is_no_index_is_refused() -> None:
             with pytest.raises(IndexError):
                 a[index]
         for index in ((0, [1]), ([0], [1]), (None, [1])):
-            with pytest.raises(errors.ArgumentError, match="index array in its first dimension"):
+            with pytest.raises(errors.ArgumentError, match="index array only in its first dimension"):
                 a[index]
         with pytest.raises(ValueError, match="broadcast"):
             a[0] = [1, 2, 3]
