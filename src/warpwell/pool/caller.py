@@ -16,14 +16,15 @@ from .agent.code import Code
 from .agent.protocol import Op, pack, unpack, unpack_failure
 from .channel import Channel
 from .reply import ArrayReply, Reply
-from .transport.transport import Tags, Transport
+from .transport.transport import OVERHEAD, WINDOW, Tags, Transport
 from .tuning import Tuning
 
 _POLL_SECONDS = 0.05
 """Interval at which the receiving thread checks for lost agents."""
 
-_LOSS_SECONDS = 1.0
-"""Time after a loss until the requests to the agent fail even if other messages keep arriving."""
+_MAX_UNRECEIVED = WINDOW // OVERHEAD
+"""Maximum number of messages of one peer that wait for the receiving thread: each takes at least `OVERHEAD` bytes of
+the window."""
 
 
 class AgentConnection:
@@ -251,7 +252,8 @@ class Caller:
         ranks = transport.peers if agents is None else agents
         self.connections = {rank: AgentConnection(self, rank) for rank in ranks}
         self.closed = False
-        self._losses: deque[tuple[int, float]] = deque()  # lost agents, and deadlines for failing their requests
+        self._received = 0  # messages
+        self._losses: deque[tuple[int, int]] = deque()  # lost agents, and values of `_received` at which requests fail
         self.tags = Tags()
         self._thread = threading.Thread(target=self._receive, name="warpwell replies", daemon=True)
         closing.ready()
@@ -301,20 +303,23 @@ class Caller:
         if connection is None:
             return  # the communicator: the program's CUDA calls report its loss
         connection.lost = connection.lost or reason
-        self._losses.append((rank, time.monotonic() + _LOSS_SECONDS))
+        self._losses.append((rank, self._received + _MAX_UNRECEIVED * len(self.transport.peers)))
 
     def _receive(self) -> None:
         while not self.closed:
+            losses = len(self._losses)  # only for these, None means that the agent's messages have been received
             try:
-                received = self.transport.receive(0.0 if self._losses else _POLL_SECONDS)
+                received = self.transport.receive(0.0 if losses else _POLL_SECONDS)
             except errors.ClosedError:
                 break
             if received is not None:
+                self._received += 1
                 op, *operands = unpack(received[1])
                 self._handle(self.connections[received[0]], op, *operands)
             # the replies that a lost agent had sent are received first, until there is no message
-            while self._losses and (received is None or time.monotonic() > self._losses[0][1]):
+            while losses and (received is None or self._received >= self._losses[0][1]):
                 self.fail(self._losses.popleft()[0])
+                losses -= 1
         for rank, _ in list(self._losses):  # a copy, because the transport's thread appends
             self.fail(rank)
 
