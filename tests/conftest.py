@@ -115,6 +115,25 @@ def forgotten_tasks(request: pytest.FixtureRequest) -> Iterator[None]:
         tasks._running.clear()
 
 
+_hanging: list[str] = []
+"""The test after which the closing thread hung, if any: no later test waits for it."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Wait until the objects that the test and its fixtures dropped are closed.
+
+    The next test may replace functions that closing calls, and count their calls.
+    """
+    result = yield
+    closing = sys.modules.get("warpwell.closing")
+    if closing is not None and not _hanging and not closing.wait_until_closed(HANG_SECONDS):
+        _hanging.append(item.nodeid)
+        print(f"\n{item.nodeid} dropped objects that were not closed within {HANG_SECONDS:g} s", file=sys.__stderr__)
+        faulthandler.dump_traceback(sys.__stderr__)
+    return result
+
+
 @pytest.fixture(autouse=True)
 def cpu_by_default(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let tests of the CPU run there on a machine with a GPU, too, and so the programs that they start."""

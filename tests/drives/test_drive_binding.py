@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
+from tests.harness.descriptors import open_descriptors, until_closed
 from tests.harness.fake_machine import FakeMachine, answering
 
 from warpwell import errors
@@ -197,11 +197,11 @@ def test_without_vfio_it_is_said_what_to_load(machine: FakeMachine) -> None:
 
 
 def test_no_descriptor_stays_open(machine: FakeMachine) -> None:
-    before = set(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     refused(machine, claimed=("nvme0n2",))  # the claim on the first namespace is released
     with answering(machine):
         bind(ADDRESS, machine)
-    assert set(os.listdir("/proc/self/fd")) == before
+    until_closed(before)
 
 
 def test_without_root_it_is_said_who_can(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,4 +96,5 @@ def test_what_cannot_be_used_ends_the_devices_that_were_begun_at_once(monkeypatc
     before = {thread for thread in threading.enumerate() if thread.name.startswith("warpwell agent")}
     with pytest.raises(errors.ArgumentError, match="WARPWELL_POOL_CHUNK is 'abc'"):
         Devices(targets=["cpu", "cpu"])
-    assert {thread for thread in threading.enumerate() if thread.name.startswith("warpwell agent")} == before
+    # Agents of earlier tests may end meanwhile.
+    assert {thread for thread in threading.enumerate() if thread.name.startswith("warpwell agent")} <= before
