@@ -57,11 +57,17 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
     """A device of the test's own, without an arbiter: this process keeps its boards."""
     made = f"d{abs(hash(request.node.nodeid))}"
     yield made
-    if made in lease._leases.found:
-        own_lease = lease._leases.found.pop(made)
-        own_lease.retire()
-        if own_lease.has_keeper:  # its last calls of the driver must not reach the `Gpu` of the next test
-            until(lambda: not own_lease._is_own)
+    end_leases()
+
+
+def end_leases() -> None:
+    """Retire the leases of this thread, and wait for the keepers of all threads that have ended.
+
+    A keeper calls the driver and writes to its board: it must not reach the `Gpu` or the clock of the next test.
+    """
+    while lease._leases.found:
+        lease._leases.found.popitem()[1].retire()
+    until(lambda: not any(thread.name == "warpwell-lease" for thread in threading.enumerate()))
 
 
 @pytest.fixture

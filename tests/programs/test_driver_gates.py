@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.harness import turns
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
@@ -38,6 +39,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriverSe
     monkeypatch.setenv("WARPWELL_TURNS", str(tmp_path))
     with serve(2, driver=build.build().fake) as made:
         yield made
+    turns.end_leases()
     for name in DEVICES:
         kill_arbiter(Board.of(name))
 
