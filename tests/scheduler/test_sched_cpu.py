@@ -306,10 +306,12 @@ def test_a_preemption_while_it_is_compiled_stops_it_before_its_first_block(execu
 def test_a_closed_executor_ends_what_it_was_compiling(monkeypatch):
     compiled = threading.Event()
     calls: list[str] = []
-    monkeypatch.setattr(BlockLaunch, "prepare", lambda launch: compiled.wait(HANG_SECONDS))
-    monkeypatch.setattr(BlockLaunch, "end", lambda launch: calls.append("end"))
+    task = (job := Gate(4, 99).job).task
+    task.cut = task.launch.cut(task.arguments, "cpu")  # not all launches: another test's may end meanwhile
+    monkeypatch.setattr(task.cut, "prepare", lambda: compiled.wait(HANG_SECONDS))
+    monkeypatch.setattr(task.cut, "end", lambda: calls.append("end"))
     executor = CpuExecutor(threads=2, patience=0.1)
-    executor.launch(Gate(4, 99).job, Placement())
+    executor.launch(job, Placement())
     executor.close()
     assert calls == []
     compiled.set()

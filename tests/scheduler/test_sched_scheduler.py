@@ -48,6 +48,7 @@ from warpwell.scheduler.report.explain import sentences
 from warpwell.scheduler.scheduler import Scheduler
 from warpwell.scheduler.service.client import connect
 from warpwell.targets import kernel
+from warpwell.targets.blocks.control import STOP
 from warpwell.targets.compiler import compiled, run_cpu
 from warpwell.targets.primitives import DEVICE, backoff, element_address, fetch_add, grid, load_acquire
 
@@ -853,8 +854,16 @@ def test_leaving_with_an_exception_cancels_them(error):
         inside(scheduler, gate, 5)
         handles += [gate.handle, scheduler.submit(double[4], np.zeros(4))]
         handles.append(scheduler.submit(double[4], np.zeros(4), after=handles[1]))
-        threading.Timer(0.1, gate.open).start()
+        run = scheduler.inspect(lambda core: core.executor._runs[gate.handle.job])
+
+        def open_after_the_stop() -> None:
+            until(lambda: run.fields[STOP] == run.top)  # or the running blocks would be followed by others
+            gate.open()
+
+        opener = threading.Thread(target=open_after_the_stop)
+        opener.start()
         raise error
+    opener.join()
     assert all(h.cancelled() for h in handles) and gate.counts.sum() == 5 * BLOCK
 
 
