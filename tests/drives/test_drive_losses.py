@@ -121,12 +121,14 @@ def test_a_drive_that_comes_back_late_writes_to_quarantined_memory_alone(
     disk.answering.clear()
     medium.seconds = 1.0
     set_timeout(medium.namespace.drive, 0.5)
-    threading.Timer(0.1, qemu.stop).start()
+    timer = threading.Timer(0.1, qemu.stop)
+    timer.start()
     requests = [(READ, 8192 * k, 8192, b.address) for k, b in enumerate(buffers)]
     assert drive(medium, requests) == [ABORTED_BY_HOST] * 40
     with pytest.raises(errors.DriveLostError, match="not completed within"):
         medium.sync()
     disk.answering.set()
+    timer.join()  # a later stop would last
     qemu.cont()
     pairs = medium._pairs
     records = pairs._device.words[: pairs.count * at.Q_WORDS].reshape(-1, at.Q_WORDS)
