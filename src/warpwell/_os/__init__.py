@@ -7,7 +7,7 @@
 - `limits.py`: the limit of open files
 - `parent.py`: the end of a process with its parent
 - `peer.py`: the process at the other end of a socket
-- `probe.py`: ask a child process whether a system call is allowed
+- `probe.py`: probe in a child process whether a system call is allowed
 - `threads.py`: `Threads`, daemon threads that are started as needed
 """
 

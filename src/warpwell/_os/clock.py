@@ -25,7 +25,7 @@ SLICE_SECONDS = 0.01
 
 
 class Waitable(Protocol):
-    """An object whose state stays after `wait` has returned True, such as `threading.Event`."""
+    """An object that stays set after `wait` has returned True, such as `threading.Event`."""
 
     def wait(self, timeout: float | None = None) -> bool: ...
 

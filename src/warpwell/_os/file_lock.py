@@ -70,5 +70,5 @@ def lock_descriptor(descriptor: int, deadline: float) -> bool:
 
 
 def unlock_descriptor(descriptor: int) -> None:
-    """Free a lock, also if a process that was forked meanwhile has a copy of the descriptor."""
+    """Free a lock, also if a process that was forked in the meantime has a copy of the descriptor."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)

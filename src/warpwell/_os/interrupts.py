@@ -32,7 +32,7 @@ _is_deferring = False
 
 
 class _Handling:
-    """Installs signal handlers of the main thread for a block; handlers that the block itself installs stay."""
+    """Installs signal handlers of the main thread for a block; handlers that the block itself installs are kept."""
 
     __slots__ = ("_added", "_handlers", "_previous")
 

@@ -6,7 +6,7 @@ Files, in the order in which an array meets them:
 - opening.py       open or create a file: options, layout, one writer a file
 - header.py        headers of ``.npy`` files: dtype, shape and offset of the data
 - attachment.py    an array's part of a cache: launches, pins of the host, flush and close
-- mapping.py       a file as memory: read by kernels on the CPU if no option asks for a cache
+- mapping.py       a file as memory: read by kernels on the CPU if no option requests a cache
 - in_memory.py     a whole file in host or device memory; which pages changed
 - array.py         `Array`: shape, kernels' views, host subscripts, prefetch and pins, closing
 - operators.py     base of `Array` and a pool's arrays: iteration, and operators that raise

@@ -20,7 +20,7 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 SAMPLE_RUNS = 16
-"""Runs whose pages `Mapping.announce` looks for in the page cache."""
+"""Maximum number of runs whose pages `Mapping.announce` looks up in the page cache."""
 
 
 class Mapping:

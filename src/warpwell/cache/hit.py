@@ -69,8 +69,8 @@ def load_word(address):
 def validate_read(address, word):
     """Return whether bytes that were loaded since `load_word` returned `word` are the page's (thread; relaxed).
 
-    Called like `load_word`. The loads of the bytes come before this one: they have acquire order, or the caller has
-    executed a fence, or a barrier of the warp has ordered it behind the fences of all lanes.
+    Called like `load_word`. The loads of the bytes are ordered before this one: they have acquire order, or the caller
+    has executed a fence, or a barrier of the warp has ordered it behind the fences of all lanes.
     """
     again = load_relaxed(address, DEVICE)
     return word & READABLE != 0 and (word ^ again) & IDENTITY == 0

@@ -110,7 +110,7 @@ def drop_frames(core, space, first_page, end_page, left):
 
 @kernel
 def evict_pages(core, space, first_page, left):
-    """Write back and evict one page a warp; pages that stay are added to ``[left]``."""
+    """Write back and evict one page a warp; pages that were not evicted are added to ``[left]``."""
     mask, lane, leader = converged_group()
     page = first_page + div(grid(1), warp_size())
     is_evicted = clean(core, space, page, False, mask, lane, leader)

@@ -54,7 +54,7 @@ _MAP_READ_WRITE = 3
 _BAR0, _CONFIGURATION = 0, 7
 _COMMAND = 0x04
 _COMMAND_USED = 0x0406
-"""Memory space, bus master, and no INTx: admin completions always ask for an interrupt."""
+"""Memory space, bus master, and no INTx: admin completions always request an interrupt."""
 _BUS_MASTER = 0x0004
 
 _MAP_FIXED = 0x10

@@ -156,7 +156,7 @@ class QueuePairs:
         return self._shared.nbytes
 
     def free_shared(self) -> None:
-        """Free rings and staging; records and ids stay as long as this object."""
+        """Free rings and staging; records and ids live as long as this object."""
         self._shared.free()
 
     def set_queue_id(self, index: int, qid: int) -> None:

@@ -142,7 +142,7 @@ class Ring:
                 clock.sleep(0.0005)
 
     def close(self) -> None:
-        """Unmap the rings; if commands are in flight, the rings and the descriptor stay."""
+        """Unmap the rings; if commands are in flight, the rings stay mapped and the descriptor open."""
         if self.in_flight:
             _left.append(self)
         else:

@@ -11,7 +11,7 @@ Files, in the order in which a column meets them:
 - layout.py      which buffers the values of an Arrow type have; `is_valid`, for kernels
 - extent.py      `Extent`: items in a file, as a view of its mapping and as an array for kernels
 - column.py      `Column`, and the runs in which its rows lie
-- arrow_file.py  Arrow IPC files, opened where they are
+- arrow_file.py  Arrow IPC files, opened in place
 - table.py       `open`, and `Table`
 - sources.py     rows of Parquet, Arrow and ORC files, of folders of files, and of frames in memory
 - text_files.py  rows of CSV and JSON, with types that hold all rows

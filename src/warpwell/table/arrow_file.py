@@ -1,4 +1,4 @@
-"""`ArrowFile`: an Arrow IPC file or stream (Feather, data sets of Hugging Face), opened where it is.
+"""`ArrowFile`: an Arrow IPC file or stream (Feather, data sets of Hugging Face), opened in place.
 
 pyarrow parses the metadata in Warpwell's mapping of the file, which reads as zeros after a truncated end. Each buffer
 that pyarrow finds is checked against the file and the number of rows before any byte of it is read.

@@ -171,7 +171,7 @@ def append(
                 raise _replaced(folder)
             write_parts(folder, [*parts, added])
         except BaseException:
-            # An interrupt may arrive after the commit: then the files stay.
+            # An interrupt may arrive after the commit: then the files are kept.
             _remove_leftovers(folder, read_parts(name))
             raise
         sync_names(folder)

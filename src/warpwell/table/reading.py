@@ -119,7 +119,7 @@ def _span_pieces(run: ColumnRun, ranges: Sequence[tuple[int, int]]) -> list[Piec
         low, high = offsets[first].astype(np.int64), offsets[end].astype(np.int64)
         edges = np.stack([low, high], axis=1).reshape(-1)
         if len(edges) and edges[0] >= 0 and edges[-1] <= run.bytes.nbytes and (np.diff(edges) >= 0).all():
-            parts.append(_pieces(run.bytes, low, high))  # damaged offsets raise where they are used
+            parts.append(_pieces(run.bytes, low, high))  # damaged offsets raise an error when they are used
     return [pieces for pieces in parts if pieces is not None]
 
 

@@ -216,7 +216,7 @@ class Launch:
         Raises
         ------
         ArgumentError
-            The kernel takes other arguments, or asks for its index in more or fewer extents than the launch has; or a
+            The kernel takes other arguments, or requests its index in more or fewer extents than the launch has; or a
             column has nulls or several chunks.
         CompileError
             The kernel cannot be compiled for arguments of these types.

@@ -142,12 +142,12 @@ def store_relaxed_as(addr: int, value: Any, dtype: Any) -> None:
 
 
 def load_weak_as(addr: int, dtype: Any) -> Any:
-    """Return the item of `dtype` at `addr`. Weak: no other thread may write the item meanwhile."""
+    """Return the item of `dtype` at `addr`. Weak: no other thread may write the item concurrently."""
     return current().load_weak_as(addr, dtype)
 
 
 def store_weak_as(addr: int, value: Any, dtype: Any) -> None:
-    """Store `value` at `addr` as an item of `dtype`. Weak: no other thread may access the item meanwhile."""
+    """Store `value` at `addr` as an item of `dtype`. Weak: no other thread may access the item concurrently."""
     current().store_weak_as(addr, value, dtype)
 
 
@@ -199,7 +199,7 @@ def store_pair(addr: int, first: int, second: int) -> None:
 def items_at(addr: int, count: Any, dtype: Any) -> Any:
     """Return an array of the items of `dtype` at `addr`; `count` is their number, or a tuple: the array's shape.
 
-    Weak: no other thread may write them meanwhile.
+    Weak: no other thread may write them concurrently.
     """
     return current().items_at(addr, count, dtype)
 
@@ -218,7 +218,7 @@ def scratch(nbytes: int) -> int:
 
 
 def copy_foreign(dst: int, src: int, nbytes: int) -> None:
-    """Copy `nbytes` bytes, a multiple of 8, from or to memory that other threads may access meanwhile.
+    """Copy `nbytes` bytes, a multiple of 8, from or to memory that other threads may access concurrently.
 
     Both addresses are multiples of 8. The accesses are relaxed, and of any width, so on `cpu` a copied word may be
     torn. The compiler does not know that this is a copy, so it does not repeat or move the loads; fences order them.

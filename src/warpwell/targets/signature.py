@@ -1,4 +1,4 @@
-"""Facts about a kernel before it is compiled: its parameters, the extents that its code asks for, its grid."""
+"""Facts about a kernel before it is compiled: its parameters, the extents that its code requests, its grid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .compiler.bytecode import functions_of, instructions_of, is_primitive, line
 
 
 def check_launch(kernel: Any, shape: tuple[int, ...], count: int) -> None:
-    """Check the number of a launch's arguments, and that its shape has the dimensions that the kernel asks for.
+    """Check the number of a launch's arguments, and that its shape has the dimensions that the kernel requests.
 
     Raises
     ------

@@ -128,7 +128,7 @@ class Dataset:
     on_error : {"raise", "skip"}
         "skip" leaves out records that are damaged, that the drive cannot read, that were deleted, or for which `decode`
         raises: batches of `DataLoader` and `__getitems__` then have fewer rows. If none of the records of a batch can
-        be read, and the batch has several, the error is raised all the same.
+        be read, and the batch has several, the error is raised anyway.
 
     Raises
     ------

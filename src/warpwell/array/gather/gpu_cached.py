@@ -146,7 +146,9 @@ class GpuCachedRows(CachedRows):
             return False
         if self._nbytes > MAX_COPIED_ROW:
             return False
-        return not array.cache.space(array._nsid).pool.direct_mapped  # pages of such a pool stay once they are read
+        return not array.cache.space(
+            array._nsid
+        ).pool.direct_mapped  # pages of such a pool are never evicted to make room
 
     def _copy_from_host(self, rows: NDArray[Any], out_rows: NDArray[np.int64] | None, first_row: int = 0) -> None:
         """Copy row ``rows[k]`` to row ``out_rows[k]`` of the result, or to ``first_row + k`` without `out_rows`.

@@ -134,7 +134,7 @@ class DeviceStore(Store):
 
     @property
     def stays(self) -> bool:
-        """Whether the store stays in this process, because another process cannot open it in the same way."""
+        """Whether the store cannot be pickled, because another process cannot open it in the same way."""
         return self.device == "cuda" or self._controller_store is not None or bool(self._drives)
 
     def _close(self, *, commit: bool) -> None:

@@ -8,7 +8,7 @@ The I/O threads of the process read in native code, without Python's interpreter
 of `SLOTS` slots. Its word `J_LEFT` counts the pieces that no thread has claimed: a thread that lowers it from k > 0 has
 claimed piece k - 1. The word is stored last when a job is published, and all decrements follow this store, so a thread
 that has claimed a piece sees the job's other words. A slot is reused when the words at `J_DONE` show that all pieces of
-its job were read. A thread that comes too late lowers a count that is not positive, and the next job replaces this
+its job were read. A thread that is too late lowers a count that is not positive, and the next job replaces this
 count.
 """
 
@@ -88,7 +88,7 @@ class BatchSpaces:
         free = self._free.setdefault((capacity, stride), [])
         with contextlib.suppress(IndexError):
             return free.pop()
-        # batches of other sizes may not come again
+        # batches of other sizes may not occur again
         for size, spaces in list(self._free.items()):
             if size != (capacity, stride):
                 del spaces[_MAX_SPARE:]

@@ -97,7 +97,7 @@ class Log:
     schema_json : dict or None
         The schema that was passed to `create`.
     lock : threading.RLock
-        Every method takes it. A caller with an index holds it while it appends and changes its index, so that a
+        Every method acquires it. A caller with an index holds it while it appends and changes its index, so that a
         compaction in another thread sees both changes or neither.
     segments : Segments
         The files of values, and their descriptors.
@@ -757,7 +757,7 @@ def _translate_os_errors(path: str, instead: str) -> Iterator[None]:
 
 
 def _check_empty(path: str) -> None:
-    """Raise ArgumentError if a folder holds files that an interrupted creation did not leave."""
+    """Raise ArgumentError if a folder has files that are not from an interrupted creation."""
     names = os.listdir(path)
     if MANIFEST_NAME in names:
         raise errors.ArgumentError(

@@ -1,6 +1,6 @@
 """Recovery: read the live records from a store's files; follow a writer as a reader; repair after a crash; verify.
 
-`load` and `follow` only read, so that a damaged store stays as it is; `repair` changes files.
+`load` and `follow` only read, so that a damaged store is not changed; `repair` changes files.
 """
 
 from __future__ import annotations

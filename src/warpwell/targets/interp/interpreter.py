@@ -1,7 +1,7 @@
 """`Interpreter`: device code as plain Python, one seeded interleaving on weak memory for each run.
 
-Every shared access is a point where the scheduler may run another thread, and a load may return any value
-that coherence and happens-before permit, so a missing fence or recheck fails here where it would hold on most
+Every shared access is a point where the scheduler may run another thread, and a load may return any value that
+coherence and happens-before permit, so a missing fence or recheck fails here, although the code may work on most
 hardware.  A failing seed replays exactly. The meaning of the primitives is documented in ``primitives.py``.
 """
 

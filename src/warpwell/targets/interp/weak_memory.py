@@ -1,9 +1,9 @@
 """Weak memory of the ``interp`` target: the values that a load may return if happens-before permits several.
 
-The model is operational and view-based, like the promise-free part of RC11: a location (an aligned 8-byte
-word) holds a list of messages in coherence order, and a load may return every message that is not older than
-one which the thread knows of.  Fences, acquire and release move knowledge between threads.  There is no total
-order of fences, so store buffering is visible, and no load buffering: a load returns no value of the future.
+The model is operational and view-based, like the promise-free part of RC11: a location (an aligned 8-byte word) holds a
+list of messages in coherence order, and a load may return every message that is not older than a message that the
+thread knows.  Fences, acquire and release move knowledge between threads.  There is no total order of fences, so store
+buffering is visible, and no load buffering: a load returns no value of the future.
 
 A view is a vector clock over threads instead of a map of locations: joining it costs the number of threads,
 however many words are in use.  Each message notes in which epoch each thread first wrote or read it, so "the
