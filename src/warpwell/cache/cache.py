@@ -575,7 +575,7 @@ class Cache:
             left = self.run(kernel, threads, nsid, *arguments, counts=True)
             if left == 0:
                 return
-            if fewest < 0 or left < fewest:  # restart it also after the first run, in which the kernel may be compiled
+            if fewest < 0 or left < fewest:  # restart the timeout, also after the first run, which may compile
                 fewest, attempts, deadline = left, 0, clock.monotonic() + self.timeout
             if not self.pairs.in_use():
                 attempts += 1

@@ -21,7 +21,7 @@ from .._os import clock
 logger = logging.getLogger(__package__)
 
 MAX_THREADS = 64
-"""Maximum number of threads up to which a controller gets more than one thread."""
+"""Number of threads up to which a controller gets more than one thread."""
 
 IDLE_TIMEOUT = 5.0
 """Seconds after which a parked thread exits."""

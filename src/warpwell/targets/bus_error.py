@@ -4,7 +4,7 @@ The system sends SIGBUS, which kills the process, if a page of a mapped file can
 has no space on a full disk. For ranges that `map_guarded` maps, a handler replaces the page that failed by zeros, and
 the access continues. There are two kinds of ranges:
 
-- `PAGE_OF_ZEROS`: the page that failed becomes zeros. Readers verify a checksum, and search for the cause if it is
+- `PAGE_OF_ZEROS`: the page that failed becomes zeros. Readers verify a checksum, and read the page again if it is
   wrong.
 - `REST_OF_ZEROS`, `REST_TO_WRITE`: the range keeps its first failure for `failure`, the launch is flagged as failed,
   and all pages from the page that failed to the end of the range become zeros (for `REST_TO_WRITE` in writable memory):
