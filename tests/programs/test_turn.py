@@ -48,6 +48,12 @@ def free(name: str) -> None:
         pass
 
 
+def until_gate_is_closed(name: str) -> None:
+    """Wait until the arbiter has closed this thread's gate, so that a pause hands over: the arbiter may be slow."""
+    own_lease = lease._lease_of(name)
+    until(lambda: not own_lease._is_open)
+
+
 def spans_of(programs: list[Any]) -> list[tuple[int, ...]]:
     """Return the spans that programs print, in order; they do not overlap."""
     spans = sorted(tuple(map(int, pair.split(":"))) for program in programs for pair in program.hears().split())
@@ -209,6 +215,7 @@ def test_a_pause_lets_a_higher_priority_in_and_no_lower_one(start: Any, name: st
         turn.pause()
         until(lambda: waiting(name, "lower"))
         higher = start.waiter("higher", 1)
+        until_gate_is_closed(name)
         threading.Timer(0.1, higher.tell).start()
         turn.pause()
         assert higher.hears() == "inside"
@@ -531,6 +538,7 @@ def test_short_parts_are_queued_for_as_long_as_a_long_one(gpu: Gpu, name: str, m
 def test_the_gpu_is_drained_before_the_lease_is_handed_over(gpu: Gpu, name: str, start: Any) -> None:
     with ww.turn("here", device=name) as turn:
         waiter = start.waiter(priority=1)
+        until_gate_is_closed(name)
         threading.Timer(0.2, waiter.tell).start()
         turn.pause()
         assert "synchronize" in gpu.calls
