@@ -2,11 +2,13 @@
 
 import os
 import signal
-import threading
-import time
+import tempfile
 import weakref
+from pathlib import Path
 
 import numpy as np
+from tests.harness.gate_file import gate_file, wait_for_file
+from tests.harness.threads import when_blocked
 from tests.harness.until import until
 
 import warpwell as ww
@@ -25,10 +27,6 @@ def no_room() -> None:
         return allocated(self, nbytes)
 
     allocated, Runtime.allocate = Runtime.allocate, allocate  # type: ignore[method-assign,assignment]
-
-
-def nap() -> None:
-    time.sleep(1.0)
 
 
 first, second = ww.devices()
@@ -58,12 +56,15 @@ for _ in range(3):
 until(lambda: all(array() is None for array in arrays))
 
 array = np.ones(NBYTES, np.uint8)
-second.call(nap)
-try:
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-    target.copy_from(array)
-except KeyboardInterrupt:
-    print("interrupted")
+with tempfile.TemporaryDirectory() as folder, gate_file(Path(folder)) as gate:
+    held = second.call(wait_for_file, str(gate))
+    try:
+        when_blocked(lambda: os.kill(os.getpid(), signal.SIGINT))
+        target.copy_from(array)
+    except KeyboardInterrupt:
+        print("interrupted")
+    gate.touch()
+    held.get()
 second.synchronize()
 print("told: no thread")
 for _ in range(TAGS // 2 - 1):  # as if this number of copies used up the tags
