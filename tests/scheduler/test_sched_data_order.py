@@ -358,7 +358,7 @@ def test_tasks_on_one_array_are_on_the_device_together() -> None:
         scheduler.submit(wait_and_add[x.size], opened, x).result(HANG_SECONDS)  # compiled
         handles = [scheduler.submit(wait_and_add[x.size], gate, x, profile=profile) for _ in range(20)]
         until(lambda: scheduler.inspect(lambda core: [len(train) for train in core._trains.values()] == [4]))
-        handles[2].cancel()  # it may be on the device, and runs then
+        handles[2].cancel()  # if the task is on the device already, it runs
         gate[0] = 1
         assert not wait(handles, HANG_SECONDS).not_done
     assert (x == 21 - handles[2].cancelled()).all()

@@ -208,7 +208,7 @@ def serve(arguments: argparse.Namespace) -> int:
     """Serve a device until a signal stops the service."""
     output = output_of(arguments)
     if arguments.group is None and (arguments.allow or arguments.trust_group):
-        raise ArgumentError("--allow and --trust-group are for other users; add --group", name="group")
+        raise ArgumentError("--allow and --trust-group give access to other users: add --group", name="group")
     # nohup has SIGHUP ignored
     stops = [n for n in _STOP_SIGNALS if n is not signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
     before = {number: signal.signal(number, _stop) for number in stops}

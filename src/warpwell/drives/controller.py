@@ -1,4 +1,4 @@
-"""`DriveController`: serves the rings of a cache by a drive.
+"""`DriveController`: lets a drive execute the commands in the rings of a cache.
 
 It replaces `warpwell.storage.Controller`. The rings, staging and page lists of `QueuePairs` are in the drive's
 `DmaArena`; the drive creates its queues over them, and a `DoorbellForwarder` copies their doorbell words. No other

@@ -71,7 +71,7 @@ class Ragged:
             )
         if bounds.ndim != 1 or not bounds.size or bounds.dtype.kind not in "iu":
             raise errors.ArgumentError(
-                f"offsets must be integers [N + 1], got {bounds.dtype} {bounds.shape}", name="offsets"
+                f"offsets must be an integer array of shape (N + 1,), got {bounds.dtype} {bounds.shape}", name="offsets"
             )
         bounds = bounds.astype(np.int64)
         lengths = np.diff(bounds)

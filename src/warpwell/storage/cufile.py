@@ -292,7 +292,7 @@ def open_driver(cufile: Any, allow_compat: bool) -> int:
 
 
 def _deregister(registered: list[tuple[Callable[[int], None], int]], process: int, memory: Block) -> None:
-    """Deregister everything, in the process that registered it; `memory` is kept until then."""
+    """Undo all registrations, unless another process made them. As an argument, `memory` lives until this call."""
     while registered and os.getpid() == process:
         undo, value = registered.pop()
         try:

@@ -346,7 +346,7 @@ class Launch:
         return self.shape
 
     def configuration(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return blocks and threads on a GPU, x first."""
+        """Return the numbers of blocks and of threads in a block on a GPU, each in the order x, y, z."""
         return configuration(self.shape, self.kernel.block)
 
 

@@ -526,9 +526,9 @@ def block_threads() -> int:
 def barrier() -> None:
     """Wait until all threads of the block have called it. All threads of the block call it.
 
-    Accesses of these threads before the barrier are ordered before accesses of all of these threads after it. If a
-    thread of a kernel may return before a barrier that other threads reach, a scheduler cannot preempt the kernel
-    between blocks, and runs it unmodified.
+    Accesses of these threads before the barrier are ordered before accesses of all of these threads after it. A
+    scheduler can preempt a kernel between blocks only if no thread can return before a barrier that other threads
+    reach. The scheduler runs any other kernel unmodified.
     """
     current()
 

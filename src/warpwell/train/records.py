@@ -152,7 +152,7 @@ class ColumnSource:
 
     @staticmethod
     def read_together(sources: Sequence[ColumnSource], rows: NDArray[np.int64]) -> list[NDArray[Any]]:
-        """Return rows of several columns of one table, which are read at once."""
+        """Read several columns of one table in one call, and return the rows."""
         unique_rows, positions = np.unique(rows, return_inverse=True)
         names = list(dict.fromkeys(source._column for source in sources))
         columns = _numpy_columns(table.Selection(sources[0]._table.get(), unique_rows).take(names))

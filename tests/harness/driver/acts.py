@@ -332,7 +332,7 @@ def stuck_beside() -> None:
         for _ in range(6000):  # more calls than the layer lets a stream be ahead
             cuda.launch(0, stream, "nap", 0)
 
-    threads = [threading.Thread(target=fill, args=(stream, 12))]  # more bytes than all staging places hold
+    threads = [threading.Thread(target=fill, args=(stream, 12))]  # more bytes than all staging buffers together
     threads += [threading.Thread(target=launches)]
     threads += [threading.Thread(target=fill, args=(each, 1)) for each in more]
     threads += [threading.Thread(target=wait) for _ in range(260)]  # more threads than answer slots

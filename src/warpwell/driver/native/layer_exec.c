@@ -32,7 +32,7 @@ struct ww_plan {
     struct ww_twin graph, exec; /* the graph's twin, if it has one; executable twin of steps `first` to `twins` - 1 */
 };
 
-struct ww_mark { /* an event that is recorded behind the last launch */
+struct ww_mark { /* an event that is recorded after the last launch */
     _Atomic int refs;
     struct ww_device *device;
     uint64_t life;

@@ -286,7 +286,7 @@ int ww_body_cuDeviceSetMemPool(struct ww_device *d, struct ww_pool *p) {
     return 0;
 }
 
-/* Find the device of a location; NULL: the host, or any location of managed memory. */
+/* Store the device of a location in `d`; NULL if the location is on the host, or if the memory is managed. */
 int ww_pool_place(const struct cu_mem_location *at, int type, const void *out, struct ww_device **d) {
     int error = ww_ready();
     *d = NULL;

@@ -105,7 +105,7 @@ struct ww_call {
     struct ww_native_function *function;
     struct ww_await *await;
     struct ww_exec *exec;
-    struct ww_todo *todo;             /* an item that marks the stream for this action */
+    struct ww_todo *todo;             /* the action that follows when the stream reaches the mark */
     int destroys;                     /* an item that destroys the stream */
     int is_held;                      /* its WW_PLACE action reports success */
     int needs_cell, is_between_hosts; /* the payload needs a cell; both ends are host memory: the worker copies */

@@ -518,7 +518,7 @@ class Index:
             self._state.retire(old.close)
 
     def close(self) -> None:
-        """Make every look-up return `DAMAGED`, and release the file after all readers have left (idempotent)."""
+        """Let each later look-up return `DAMAGED`, and release the file after the last reader (idempotent)."""
         sealed, closed = self._sealed, _Table(0, None)
         closed.header[T_SEALED] = address_of(_CLOSED)
         self._swap(closed, None)

@@ -116,7 +116,7 @@ def encode_staged(
     out: int,
     room: int,
 ) -> int:
-    """Place staged records of a shard; return their number.
+    """Assign rows and places in the segment to staged records of a shard; return how many were assigned.
 
     `state` has the first row and the end of the last value in the segment; the call updates both.
     """

@@ -83,7 +83,7 @@ class Op(enum.IntEnum):
     FAILED = 65  # call, failure
     REPLY = 66  # reply, value
     REFUSED = 67  # reply, call, failure, whether the failure was reported before
-    ANSWER = 68  # reply, pickled result, numbers of the arrays in it, and for each: tag, chunk, shape
+    ANSWER = 68  # reply, pickled result, indices of the arrays in it, and for each array: tag, chunk, shape
 
     # between agents
     SIGNAL = 96  # signal, failure or None

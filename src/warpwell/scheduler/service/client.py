@@ -592,7 +592,7 @@ class ServiceArray:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
-            raise ValueError("a ServiceArray is on a device: NumPy can only get a copy of it")
+            raise ValueError("a ServiceArray is on a device, so NumPy cannot share its memory: omit copy=False")
         host = self.numpy()
         return host if dtype is None else host.astype(dtype, copy=False)
 

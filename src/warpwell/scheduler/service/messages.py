@@ -119,7 +119,7 @@ class Message:
             mapped = None
             if self.nbytes >= MAPPED_BYTES:
                 with contextlib.suppress(OSError):  # The process has too many mappings or descriptors.
-                    # A mapping holds a descriptor. Half of them are for clients and messages.
+                    # A mapping keeps a descriptor open. Half of all descriptors stay free for clients and messages.
                     os.close(lowest := os.dup(self.fd))
                     if lowest < resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
                         mapped = mmap.mmap(self.fd, self.nbytes, flags=mmap.MAP_PRIVATE)

@@ -79,7 +79,7 @@ def run(
     failures: list[BaseException] = []
     ended: list[int] = []
 
-    def job(context: int, held: Any = (contexts, flag)) -> None:  # these objects must outlive an abandoned wait
+    def job(context: int, held: Any = (contexts, flag)) -> None:  # alive, also if the caller stops waiting
         try:
             driver(context, counter.ctypes.data, total, chunk, flag.address + 8, *arguments)
         except BaseException as error:  # raised in the calling thread below

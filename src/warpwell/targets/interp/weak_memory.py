@@ -164,7 +164,7 @@ class WeakMemory:
         if address < 4096:
             raise ValueError(f"access to address {address:#x}, which is not memory (null or uninitialized)")
         if self.ranges and not any(start < address + 8 and address < end for start, end in self.ranges):
-            raise ValueError(f"access to address {address:#x}, outside of all memory that was announced")
+            raise ValueError(f"access to address {address:#x}, which is in none of the memory ranges of this run")
         location = self.locations[address] = Location(address, len(self.locations))
         return location
 
