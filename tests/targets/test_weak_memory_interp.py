@@ -631,14 +631,14 @@ def test_bad_addresses_raise(address: int) -> None:
         run.run()
 
 
-def test_memory_that_was_announced() -> None:
+def test_an_access_outside_of_the_memory_ranges_raises() -> None:
     _memory, at = allocate_words(4)
     run = Interpreter(0)
     run.announce(at[0], 16)
     run.spawn(run.load_relaxed, at[1], SYSTEM)
     run.run()
     run.spawn(run.load_relaxed, at[2], SYSTEM)
-    with pytest.raises(ValueError, match="announced"):
+    with pytest.raises(ValueError, match="none of the memory ranges"):
         run.run()
 
 

@@ -212,7 +212,7 @@ def _format(path: str) -> str:
     if kind is None:
         raise FormatError(
             f"{path} has no known format: pass Parquet, Feather, ORC, .csv, .tsv or .json, or read it with another "
-            "library and pass its frame",
+            "library and pass the data frame",
             path=path,
         )
     return kind
