@@ -115,7 +115,7 @@ class Rates:
         self._data, self._lent = np.ones(LARGE, np.uint8), lent_like(np.ones(LARGE, np.uint8))
         self._device_buffer = device.empty(LARGE, np.uint8)
         self._found: list[dict[str, tuple[float, float]]] = []
-        self.take()
+        self.measure()
 
     def measure(self, *, discards_earlier: bool = True) -> None:
         """Measure, or average with earlier measurements, because rates of a host vary from second to second."""

@@ -256,7 +256,9 @@ class Array(CacheArgument, OnStorage):
         rows = self.shape[0] if self.shape else 1
         first, end, _ = slice(start, stop).indices(rows)
         if end < first:
-            raise errors.ArgumentError(f"rows {start} to {stop} of {rows} of array {self.name!r}: pass a range")
+            raise errors.ArgumentError(
+                f"rows {start} to {stop} of {rows} of array {self.name!r}: the stop must not be before the start"
+            )
         if end == first or 0 in self.shape:
             return 0, 0
         # the last row of a field ends with its last item, before the first one of the next row

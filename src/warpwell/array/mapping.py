@@ -125,9 +125,8 @@ class Mapping:
             self._medium.sync()
         except (errors.MediumError, errors.StorageFullError) as error:
             # the system counts these pages as written: another sync would succeed although data is lost
-            self._lost = (
-                f"{error}: changes of array {self._name!r} may be lost: repair the drive, open it again and compare"
-            )
+            what = f"changes of array {self._name!r} may be lost"
+            self._lost = f"{error}: {what}: repair the drive, open the array again and compare"
             raise
         failed = self.failure()
         if failed is not None:

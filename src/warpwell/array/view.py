@@ -152,7 +152,7 @@ def atomic_add(array: Any, index: Any, value: Any) -> Any:
     if isinstance(array, DeviceStruct):
         return array._call("atomic_add", index, value)
     if isinstance(array, np.ndarray) and not array.flags.writeable:
-        raise ValueError("atomic_add to a read-only array: open it with mode='r+'")
+        raise ValueError("atomic_add to a read-only array: pass a writable one (an array of ww.open needs mode='r+')")
     return elements.add_to_ndarray(array, index, value)
 
 

@@ -73,7 +73,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="at most N rows (default: 20, or all with --out)")
     parser.add_argument("--out", metavar="FILE", help="write the rows to a .csv, .arrow, .feather or .parquet file")
     parser.add_argument("--overwrite", action="store_true", help="replace the file of --out if it exists")
-    parser.add_argument("--explain", action="store_true", help="print the bytes that each column reads instead of rows")
+    parser.add_argument("--explain", action="store_true", help="print the bytes read of each column instead of rows")
     device_option(parser)
 
     text = "write the zone maps and checksums of an Arrow file to FILE.zones, so that queries skip rows"

@@ -280,7 +280,7 @@ class ClientListener(ABC):
         except RefusedError as refused:
             refuse(client.line, refused.code, str(refused))
         except (OSError, struct.error, subprocess.SubprocessError) as error:
-            refuse(client.line, DEVICE_UNAVAILABLE, f"the server cannot start a worker for the program: {error}")
+            refuse(client.line, DEVICE_UNAVAILABLE, f"the server cannot serve the program: {error}")
         if is_open:
             client.forget_request()
         elif is_open is not None:

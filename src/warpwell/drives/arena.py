@@ -129,7 +129,9 @@ class DmaArena:
                     break
             else:
                 waiting = sum(dropped for _, dropped in self._dropped.copy())
-                why = f"{waiting} are in quarantine until a reset" if waiting else "use smaller depths or a larger one"
+                why = (
+                    f"{waiting} are in quarantine until a reset" if waiting else "use smaller depths or a larger arena="
+                )
                 raise errors.DriveError(f"the drive's memory of {self.nbytes} bytes has no {size} in one piece: {why}")
             used = min(size, max(0, self._touched - offset))
             self._touched = max(self._touched, offset + size)

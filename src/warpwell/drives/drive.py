@@ -173,7 +173,7 @@ class Drive:
         while True:
             status = self.transport.read32(controller.CSTS)
             if status == controller.ALL_ONES:
-                raise self.transport.fail("its registers read as all ones: it was removed")
+                raise self.transport.fail("its registers read as all ones: it was removed, or is not powered")
             if done(status) or time.monotonic() > until:
                 return status
             time.sleep(0.0005)

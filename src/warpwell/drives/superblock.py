@@ -96,7 +96,9 @@ class Superblock:
                 f"{name} has a damaged superblock: format the namespace again, or open it raw with dtype="
             )
         if version != VERSION:
-            raise errors.FormatError(f"{name}: superblock version {version} is newer than {VERSION}: update Warpwell")
+            raise errors.FormatError(
+                f"{name}: superblock version {version}, but this Warpwell reads {VERSION}: use another"
+            )
         if npy_at % 512 or npy_at < BYTES or npy_at + nbytes > capacity:
             raise errors.FormatError(
                 f"{name}: its array ends at byte {npy_at + nbytes}, but it has {capacity}: it was copied from a "

@@ -94,11 +94,11 @@ class Transport(ABC):
         generation = self.generation
         status = self.read32(CSTS)
         if status == ALL_ONES:
-            self.fail("its registers read as all ones: it was removed", generation)
+            self.fail("its registers read as all ones: it was removed, or is not powered", generation)
         elif csts_fatal(status):
             self.fail(f"it reports a fatal error (CSTS {status:#x})", generation)
         elif not csts_ready(status):
-            self.fail(f"it is no longer enabled (CSTS {status:#x}): another program has reset it", generation)
+            self.fail(f"it is no longer enabled (CSTS {status:#x}): something has reset it", generation)
         self.check()
 
     def watch(self, command: str, age: float, limit: float, generation: int) -> None:

@@ -282,7 +282,7 @@ def _size(shape: tuple[int, ...]) -> int:
 def _refuse_nulls(array: Any) -> None:
     if array.null_count:
         raise errors.ArgumentError(
-            f"an Arrow array has {array.null_count} nulls, but records have a value in each field: fill them",
+            f"an Arrow array has {array.null_count} nulls, but records have a value in each field: fill or drop them",
             name="array",
         )
 

@@ -544,7 +544,7 @@ class Lease:
                     )
                 if until is not None and now >= until:
                     raise TurnTimeoutError(
-                        f"no turn at {board.name} in {timeout:g} s; `warpwell share status` shows the running turn",
+                        f"no turn at {board.name} in {timeout:g} s; `warpwell share status` shows which program has it",
                         device=board.name,
                     )
                 seconds = CLAIM_SECONDS if has_claimed else LOOK_SECONDS

@@ -137,8 +137,9 @@ def end_programs(name: str, seconds: float = TERMINATE_SECONDS) -> list[int]:
     if None in found:
         raise SchedulerError(f"a program of {name!r} belongs to another user or container; end the program there")
     if not processes:
-        tenants = ", ".join(sorted({board.tenant(index) for board, index in slots})) or "none"
-        raise ArgumentError(f"no tenant or process {name!r} shares a GPU here; tenants are {tenants}", name="tenant")
+        tenants = ", ".join(sorted({board.tenant(index) for board, index in slots}))
+        others = f"tenants are {tenants}" if tenants else "no program does"
+        raise ArgumentError(f"no tenant or process {name!r} shares a GPU here; {others}", name="tenant")
     return end_processes(
         processes, lambda process: any(_process_of(*slot) == process for slot in _living_slots()), seconds
     )

@@ -221,7 +221,9 @@ def _cupy_graph(graph: Any, stream: int) -> None:
 def _raw_graph(graph: Any, stream: int) -> None:
     status = driver().cuGraphLaunch(int(graph), stream)
     if status != 0:
-        raise errors.SchedulerError(f"the driver does not launch this graph (status {status}): keep it until its end")
+        raise errors.SchedulerError(
+            f"the driver does not launch this graph (status {status}); it may have been destroyed"
+        )
 
 
 _GRAPHS: Mapping[str, Callable[[Any, int], None]] = {

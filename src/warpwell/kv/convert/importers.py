@@ -186,8 +186,8 @@ def _unloaded(source: Source, store: Store) -> Iterator[Batch]:
     if last is None or not _is_same(source, last, store.get(last.keys[0])):
         reason = "has fewer records" if last is None else f"has another record {count - 1:,}"
         raise FormatError(
-            f"{store.path} has {count:,} records, and {source.where} {reason}: the store has records of another "
-            "source. Load into a new store, or replace this store with --overwrite",
+            f"{store.path} has {count:,} records, and {source.where} {reason}: the store was loaded from "
+            "another source, or the source has changed. Load into a new store, or replace this one with --overwrite",
             path=store.path,
         )
     yield from (batch for batch in itertools.chain([last.from_record(1)], batches) if len(batch.keys))

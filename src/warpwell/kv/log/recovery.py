@@ -165,8 +165,8 @@ def _load_log(files: Files, folder: str, manifest: Manifest, segments: Segments,
         if (block.seq, block.chain) != (seq, chain):
             raise corruption(
                 path,
-                f"{path} begins after record {block.seq}, but the snapshot ends at {seq}: one of the two is a file of "
-                "another store; restore the right file",
+                f"{path} begins after record {block.seq}, but the snapshot ends at {seq}: one of the two is an "
+                "older or newer version of its file; restore the right one",
                 0,
             )
         mark = highest(marks, block.salt)

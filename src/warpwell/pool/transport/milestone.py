@@ -85,7 +85,8 @@ class Milestone:
             left = end - time.monotonic()
             self._sleep(min(max(left, 0.0), threading.TIMEOUT_MAX if alive is None else ALIVE_CHECK_SECONDS))
             if left <= 0 and not self.done:
-                raise errors.StallError(f"waited {bound:g} s for {event}: use a longer timeout", seconds=bound)
+                advice = "; WARPWELL_POOL_STALL sets this limit" if timeout is None else ""
+                raise errors.StallError(f"waited {bound:g} s for {event}{advice}", seconds=bound)
 
     def get(self, event: str, timeout: float | None = None, alive: Callable[[], None] | None = None) -> Any:
         """Wait as `wait` does; return the value, or raise the failure."""

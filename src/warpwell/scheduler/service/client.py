@@ -323,7 +323,9 @@ class Client:
 
     def _check(self) -> None:
         if self._process != os.getpid():
-            raise errors.ForkError(f"this connection belongs to the parent process {self._process}: connect again")
+            raise errors.ForkError(
+                f"this connection belongs to process {self._process}, from which this one was forked: connect again"
+            )
         if threading.current_thread() is self._reader:
             raise errors.SchedulerError("a callback must not wait for the service: do it in another thread")
 
