@@ -15,8 +15,8 @@ from ..errors import TaskLostError
 from ..scheduler.extend import Capacity, Ended, Executor, Job, Placement, Stopped
 
 IDLE_SECONDS = 0.5e-3
-"""Time without calls after which a busy period is over: several times the gap between launches in Python. With 1 ms, a
-training beside inference (`lab bench sched-torch`, load 0.2, one H200) made 5 % fewer steps at the same latency."""
+"""Time without calls after which a busy period is over: several times the gap between launches in Python. With 1 ms,
+training beside inference at a load of 0.2 made 5 % fewer steps on an H200, with the same latency."""
 
 START_SECONDS = 20e-3
 """Time that a program has to pass its opened gate. A worker checks the gate at least every 50 us. If a worker needs
