@@ -200,7 +200,7 @@ def test_an_interrupt_in_a_turn_ends_it(name: str) -> None:
 
 def test_the_highest_priority_is_next_and_then_who_used_least(start: Any, name: str) -> None:
     with ww.turn("here", device=name):
-        low, high = start.waiter("low"), start.waiter("high", 3)
+        low, high = start.waiter("low", -100), start.waiter("high", 3)  # aging raises priorities
     assert high.hears() == "inside"
     until(lambda: waiting(name, "low"))
     high.tell()
