@@ -294,7 +294,8 @@ def test_a_copy_that_is_done_says_nothing_of_later_calls_of_other_threads(tmp_pa
     text = """
         launch(LEGACY, 1000, 4)
         cuda.cuStreamSynchronize(LEGACY)
-        time.sleep(0.1)
+        said("called")
+        sys.stdin.readline()
         flag, address = cuda.out("cuMemAllocHost_v2", 4096), cuda.alloc(4096)
         cuda.launch(0, LEGACY, "flag", flag, 7)
         def copy():
@@ -313,6 +314,9 @@ def test_a_copy_that_is_done_says_nothing_of_later_calls_of_other_threads(tmp_pa
         said("done")
         """
     with started(tmp_path, text) as program:
+        program.post()
+        assert program.line() == "called"
+        until(lambda: gates.beat() or gates.word(LONGEST) >= 900_000)  # each later call begins with a gate
         program.post()
         assert program.line() == "enqueued"
         gates.set_gate(False)
