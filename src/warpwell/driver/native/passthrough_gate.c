@@ -25,7 +25,8 @@
 
 #define GATE_SPACING_NS 200000u /* expected work between two gates; to be fitted on a GPU (sharing.md, section 11) */
 #define UNKNOWN_NS 20000u       /* expected time of a call that was never measured: a gate after ten such calls */
-#define QUIET_NS 200000u    /* time without a call after which a stream gets a mark, if another program is attached */
+#define QUIET_NS 200000u /* time without a call after which a stream gets a mark, if another program is attached */
+#define ALONE_QUIET_NS 200000000u /* that time otherwise: longer than a thread waits for a processor within a call */
 #define LOOK_NS 20000       /* between two checks of `at`; the GPU writes `at` sooner after it has read the gate */
 #define MARK_NS 500000      /* between two rounds of the marker while another program is attached */
 #define IDLE_NS 20000000    /* between two checks of the keeper if nothing wakes it; less than WW_GATE_FAIL_OPEN_NS */
@@ -701,10 +702,11 @@ void ww_forget_contexts(CUcontext context) {
 /* Learn whether the GPU has passed the calls of a quiet stream, by a mark in the stream. The legacy stream is queried
  * instead: it synchronizes all blocking streams, so a mark in it would make the later calls of every such stream wait
  * for the earlier calls of every other one, and two of these streams could wait for each other. While no other program
- * is attached, a busy thread counts one call in each round of the marker, so a stream that counts no call for two
- * rounds is quiet. */
+ * is attached, a busy thread counts one call in each round of the marker, so a stream that counts no call for several
+ * rounds is quiet. A mark must not overtake a call that is counted, or checked in an earlier round, and has not reached
+ * the driver: such a call would be work that nobody knows of. */
 static void mark_quiet(struct ww_stream *s, uint64_t now) {
-    uint64_t quiet_ns = is_shared(s->device) ? QUIET_NS : 2 * IDLE_NS;
+    uint64_t quiet_ns = is_shared(s->device) ? QUIET_NS : ALONE_QUIET_NS;
     if (!is_active(s) || now - atomic_load(&s->last_ns) < quiet_ns || pthread_mutex_trylock(&s->lock))
         return;
     uint64_t entered = atomic_load(&s->entered);
