@@ -316,7 +316,7 @@ def test_a_copy_that_is_done_says_nothing_of_later_calls_of_other_threads(tmp_pa
     with started(tmp_path, text) as program:
         program.post()
         assert program.line() == "called"
-        until(lambda: gates.beat() or gates.word(LONGEST) >= 900_000)  # each later call begins with a gate
+        wait_until(gates, "has_measured")  # each later call begins with a gate
         program.post()
         assert program.line() == "enqueued"
         gates.set_gate(False)
