@@ -50,7 +50,7 @@ PLAN = {
 
 
 def machine_folders(folder: Path = RESULTS) -> list[Path]:
-    """Return the folders of machines, without `simulator`, whose results are in virtual time and in another format."""
+    """Return the folders of machines. The results in `simulator` are in virtual time and in another format."""
     return sorted(path for path in folder.iterdir() if path.is_dir() and path.name != "simulator")
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 BINARY = "qemu-system-x86_64"
 MODULES = ("accel-tcg-x86_64.so",)
 FIRMWARE = ("bios-256k.bin", "kvmvapic.bin")
-"""Firmware that QEMU loads for `QemuDrive`, whose machine has no display, no network and no boot disk."""
+"""Firmware that QEMU loads for `QemuDrive`. The machine of `QemuDrive` has no display, network or boot disk."""
 
 _START = """#!/bin/sh
 here=${0%/*}

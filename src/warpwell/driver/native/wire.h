@@ -59,7 +59,7 @@ struct ww_entry {
     uint32_t stream; /* id, or 0: the call belongs to no stream */
     uint32_t place;  /* 1 + staging place of the payload, or 0 */
     uint32_t nbytes; /* bytes of the payload in that place */
-    uint32_t use;    /* number of the use of the place: that of its last use + 1 */
+    uint32_t use;    /* number of this use of the place: 1 + the number of the last use */
     /* arguments follow, packed as the generated struct ww_args_... of the op */
 };
 
