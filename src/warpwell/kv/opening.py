@@ -263,7 +263,7 @@ def _reduced(store: Store) -> tuple[Any, ...]:
 def _reduced_on_device(store: DeviceStore) -> tuple[Any, ...]:
     """Return the function and arguments that open a store on a device again (`pickle`)."""
     _check_sendable(store)
-    if store.stays:
+    if store.is_bound_to_process:
         raise errors.ForkError(
             f"{store.path} cannot be sent to another process, because it is on a GPU, uses the controller of "
             "another store, or is on an emulated drive: open it in the other process",

@@ -133,7 +133,7 @@ class DeviceStore(Store):
         return changes
 
     @property
-    def stays(self) -> bool:
+    def is_bound_to_process(self) -> bool:
         """Whether the store cannot be pickled, because another process cannot open it in the same way."""
         return self.device == "cuda" or self._controller_store is not None or bool(self._drives)
 
