@@ -18,7 +18,15 @@ from warpwell.driver.server import DriverServer
 
 ROOT = Path(__file__).parents[2]
 SECONDS = HANG_SECONDS
-AREAS = ("graph_checks", "condition_checks", "capture_checks", "pool_checks", "row_checks", "hook_checks")
+AREAS = (
+    "context_checks",
+    "graph_checks",
+    "condition_checks",
+    "capture_checks",
+    "pool_checks",
+    "row_checks",
+    "hook_checks",
+)
 
 
 @pytest.fixture(scope="module")

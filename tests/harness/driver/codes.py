@@ -27,7 +27,7 @@ COUNT = SCRATCH + FIELDS * 8 - 64
 """Memory that contains a small number."""
 CHANGES = (
     *("Destroy", "Free", "Unload", "Reset", "Release", "Pop", "Push", "SetCurrent", "Capture", "Unregister", "Update"),
-    *("Remove", "GraphAdd", "Set", "Instantiate", "Retain", "Clone", "Enable", "Disable", "Trim"),
+    *("Remove", "GraphAdd", "Set", "Instantiate", "Retain", "Clone", "Enable", "Disable", "Trim", "CtxCreate"),
 )
 """Parts of the names of calls that change what others meet."""
 HANDLES = ("stream", "event", "func", "kernel", "library", "module", "graph", "node", "exec", "pool")
@@ -74,6 +74,8 @@ class Objects:
         if self.context:
             self.drop(self.valid)
         while self.cuda.code("cuCtxPopCurrent_v2", None) == 0:
+            pass
+        while self.cuda.code("cuCtxDestroy_v2", self.context) == 0:
             pass
         for device in range(2) if reset else ():
             while self.cuda.code("cuDevicePrimaryCtxRelease_v2", device) == 0:
@@ -214,7 +216,7 @@ class Recorder:
 
     def renew(self, call: table.Call) -> None:
         """Make all objects again after a call."""
-        self.objects.renew(reset="PrimaryCtx" in call.symbol)
+        self.objects.renew(reset="PrimaryCtx" in call.symbol or "CtxDestroy" in call.symbol)
 
     def run(self) -> None:
         """Print the codes of all calls in all states."""

@@ -144,9 +144,9 @@ struct ww_device {
     pthread_mutex_t opening, post;      /* held to start or end the worker; to write an entry into the ring */
     struct ww_channel *_Atomic channel; /* NULL: no worker */
     _Atomic uint64_t life;              /* number of resets */
-    int retained;
-    uint32_t context_flags;          /* CU_CTX_BLOCKING_SYNC shortens the spinning of waiting threads */
-    _Atomic int holds;               /* entries of this device in the queue of host functions: layer_host.c */
+    int retained, created;  /* uses of its context: of the primary one, and by contexts that the program created */
+    uint32_t context_flags; /* CU_CTX_BLOCKING_SYNC shortens the spinning of waiting threads */
+    _Atomic int holds;      /* entries of this device in the queue of host functions: layer_host.c */
     _Atomic uint64_t peers, touched; /* bits of devices: kernels may access their memory; copies have accessed it */
     _Atomic uint64_t granted;        /* bits of devices whose pools this device's kernels may use */
     _Atomic int shared;              /* another device's worker maps this device's memory: layer_peer.c */

@@ -1,4 +1,4 @@
-/* Contexts, and each thread's stack of contexts. Only primary contexts exist; a context's handle is the address of its
+/* Contexts, and each thread's stack of contexts. A device has one context, whose handle is the address of its
  * struct ww_device. */
 #include "layer.h"
 #include <stdlib.h>
@@ -46,7 +46,8 @@ int ww_need(struct ww_device **d) {
     *d = ww_current();
     if (!*d)
         return CUDA_ERROR_INVALID_CONTEXT;
-    if (__builtin_expect(!atomic_load_explicit(&(*d)->channel, memory_order_acquire), 0) && (*d)->retained)
+    if (__builtin_expect(!atomic_load_explicit(&(*d)->channel, memory_order_acquire), 0) &&
+        ((*d)->retained || (*d)->created))
         return ww_open(*d);
     return ww_context_code(*d);
 }

@@ -1,4 +1,4 @@
-/* cuInit, devices, primary contexts and their reset. */
+/* cuInit, devices, their contexts and reset. */
 #include "layer.h"
 #include <stdio.h>
 #include <string.h>
@@ -45,7 +45,7 @@ int ww_body_cuDeviceGetAttribute(struct ww_device *d, int *value, int attribute)
     return 0;
 }
 
-/* -- primary contexts ---------------------------------------------------------------------------------------------- */
+/* -- contexts ------------------------------------------------------------------------------------------------------ */
 
 /* Separate the device from its worker, and begin a new life of the device. */
 static struct ww_channel *close_channel(struct ww_device *d) {
@@ -73,14 +73,46 @@ void ww_reset(struct ww_device *d) {
     ww_release(c);
 }
 
-int ww_body_cuDevicePrimaryCtxRelease_v2(struct ww_device *d) {
+/* Give up one of `count` uses of the device's context; the last use of any kind ends its worker. */
+static int give_up(struct ww_device *d, int *count) {
     pthread_mutex_lock(&d->opening);
-    bool last = d->retained == 1;
-    int error = d->retained ? 0 : CUDA_ERROR_INVALID_CONTEXT;
-    d->retained -= d->retained > 0;
+    int error = *count ? 0 : CUDA_ERROR_INVALID_CONTEXT;
+    *count -= !error;
+    bool last = !error && !d->retained && !d->created;
     pthread_mutex_unlock(&d->opening);
     if (last)
         ww_reset(d);
+    return error;
+}
+
+int ww_body_cuDevicePrimaryCtxRelease_v2(struct ww_device *d) { return give_up(d, &d->retained); }
+
+/* A device has one context. Each context that the program creates there is another use of it. */
+int ww_body_cuCtxCreate_v2(struct ww_device *d, CUcontext *context, uint32_t flags) {
+    int error = ww_context_push(d);
+    if (error)
+        return error;
+    pthread_mutex_lock(&d->opening);
+    if (!d->retained && !d->created)
+        d->context_flags = flags;
+    d->created++;
+    pthread_mutex_unlock(&d->opening);
+    *context = ww_context_handle(d);
+    return 0;
+}
+
+int ww_body_cuCtxCreate_v4(CUcontext *context, void *options, uint32_t flags, CUdevice device) {
+    const struct cu_context_options *o = options;
+    if (o && (o->naffinities || o->graphics))
+        return ww_refused("contexts with a part of the processors, or for graphics");
+    return cuCtxCreate_v2(context, flags, device);
+}
+
+int ww_body_cuCtxDestroy_v2(CUcontext context) {
+    struct ww_device *d = ww_context(context);
+    int error = give_up(d, &d->created);
+    if (!error && ww_current() == d)
+        ww_body_cuCtxPopCurrent_v2(NULL);
     return error;
 }
 
