@@ -15,7 +15,20 @@ from pathlib import Path
 
 import pytest
 from tests.harness.driver import natives
-from tests.harness.driver.gates import BELL, FAKE_UUID, GATE, LAUNCHES, LONGEST, PROGRAMS, TABLE, Gates, flipping
+from tests.harness.driver.gates import (
+    BELL,
+    DONE,
+    FAKE_UUID,
+    GATE,
+    HELD,
+    ISSUED,
+    LAUNCHES,
+    LONGEST,
+    PROGRAMS,
+    TABLE,
+    Gates,
+    flipping,
+)
 from tests.harness.until import HANG_SECONDS, until
 
 from lab.driver.build import build_fake
@@ -149,7 +162,8 @@ def test_the_gpu_stands_at_the_closed_gate_and_the_host_goes_on(tmp_path: Path, 
         assert program.code() == 0
 
 
-def test_a_program_with_work_is_never_reported_as_idle(tmp_path: Path, gates: Gates) -> None:
+@pytest.mark.parametrize("refusal", [{}, {"FAKE_GATES": "0"}], ids=str)
+def test_a_program_with_work_is_never_reported_as_idle(tmp_path: Path, gates: Gates, refusal: dict[str, str]) -> None:
     text = f"""
         from pathlib import Path
         from tests.harness.driver.gates import Gates
@@ -165,7 +179,7 @@ def test_a_program_with_work_is_never_reported_as_idle(tmp_path: Path, gates: Ga
         word.value = 7
         said(without > 0, beside)
         """
-    with started(tmp_path, text) as program:
+    with started(tmp_path, text, **refusal) as program:
         program.post()
         end = time.monotonic() + HANG_SECONDS
         while program.process.poll() is None and time.monotonic() < end:
@@ -513,6 +527,48 @@ def test_where_the_driver_refuses_gates_the_host_waits(tmp_path: Path, gates: Ga
         assert program.line() == "enqueued" and program.code() == 0
 
 
+@pytest.mark.parametrize("stream", ["cuda.stream(NON_BLOCKING)", "LEGACY", "PER_THREAD"])
+def test_queued_work_is_waited_for_where_the_host_waits(tmp_path: Path, gates: Gates, stream: str) -> None:
+    text = f"""
+        stream = {stream}
+        word = hold(stream)
+        def release():
+            sys.stdin.readline()
+            word.value = 7
+        said("enqueued")
+        sys.stdin.readline()
+        threading.Thread(target=release).start()
+        launch(stream)
+        said("launched")
+        cuda.cuStreamSynchronize(stream)
+        said("done")
+        """
+
+    def stay_busy(seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            gates.beat()
+            assert gates.word(ISSUED) != gates.word(DONE)
+            time.sleep(1e-3)
+
+    with started(tmp_path, text, FAKE_GATES="0") as program:
+        wait_until(gates, "is_idle")
+        program.post()
+        assert program.line() == "enqueued"
+        stay_busy(0.1)
+        gates.set_gate(False)
+        program.post()
+        until(lambda: gates.beat() or gates.word(HELD) != 0)
+        stay_busy(0.1)
+        program.post()
+        wait_until(gates, "is_waiting")
+        stay_closed(gates, 0.1)
+        gates.set_gate(True)
+        assert [program.line(), program.line()] == ["launched", "done"]
+        wait_until(gates, "is_idle")
+        assert program.code() == 0
+
+
 def test_a_quiet_stream_is_found_idle_although_the_host_waits_for_nothing(tmp_path: Path, gates: Gates) -> None:
     text = """
         word = hold(cuda.stream(NON_BLOCKING))
@@ -552,10 +608,11 @@ def test_programs_end_while_the_gpu_stands_at_a_gate(tmp_path: Path, gates: Gate
         assert gates.is_attached  # the arbiter frees the slot
 
 
-def test_random_programs_are_right_under_random_gates(tmp_path: Path) -> None:
+@pytest.mark.parametrize("refusal", [{}, {"FAKE_GATES": "0"}], ids=str)
+def test_random_programs_are_right_under_random_gates(tmp_path: Path, refusal: dict[str, str]) -> None:
     for options in (["--seeds", "0:8"], ["--seeds", "8:16", "--threads", "3"]):
         environ = passthrough_environ(os.environ, build_fake()) | {"FAKE_SEED": "7", "WARPWELL_SHARE": "0:t"}
-        environ["WARPWELL_TURNS"] = str(tmp_path)
+        environ |= {"WARPWELL_TURNS": str(tmp_path), **refusal}
         line = [sys.executable, "-m", "tests.harness.driver.programs", "--devices", "2", "--relies", "", *options]
         with flipping(tmp_path) as sums:
             found = subprocess.run(line, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=HANG_SECONDS)

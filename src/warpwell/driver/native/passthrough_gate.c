@@ -10,6 +10,8 @@
  * streams, and reads the measured times of calls. While no other program is attached, each thread counts its first call
  * in each round of the marker. If the driver blocks the marker, the program only counts as busy for longer.
  *
+ * If the driver refuses gates, callers wait at the closed gate in the host, and events replace the writes of `reached`.
+ *
  * Locks, in the order in which they are taken: `marking`, held while the marker calls the driver; `attaching`; a
  * stream's `lock`, held while a gate or a mark is put; a device's `publishing`, held while the program's state
  * changes, never during a call of the driver.
@@ -78,6 +80,7 @@ struct ww_stream {
     struct device *device;          /* NULL: never used */
     _Atomic uint64_t *at, *reached; /* the GPU writes */
     CUdeviceptr at_address, reached_address;
+    CUevent mark;                        /* in place of a write of `reached` if the device is refused; NULL: none yet */
     uint64_t gates, marked, expected_ns; /* gates put; value of the last mark; expected time since the last gate */
     _Atomic uint64_t entered, left, known, last_ns;
 };
@@ -86,8 +89,8 @@ enum state { IDLE, RUNNING, HELD };
 
 struct device {
     CUdevice number;
-    CUcontext context; /* in which the words are registered; NULL: not registered, the host waits at the gate */
-    bool is_refused;   /* the driver does not let the GPU wait at the gate, so the host waits */
+    CUcontext context; /* the device's context; NULL: destroyed */
+    bool is_refused;   /* the driver does not let the GPU wait at the gate or write words, so the host waits */
     struct ww_gate gate;
     struct ww_gate_slot *slot; /* stays if the slot is lost, because gates in streams still read it */
     CUdeviceptr gate_address, words_address;
@@ -162,10 +165,10 @@ static enum state observe(struct device *d) {
     if (progress != d->progress)
         d->progress_ns = now;
     d->progress = progress;
-    if (!is_closed(d))
-        return active ? RUNNING : IDLE;
-    if (!active)
+    if (!active) /* a thread that has not left the opened gate yet will make a call */
         return atomic_load(&d->hosts) ? HELD : IDLE;
+    if (!is_closed(d))
+        return RUNNING;
     uint64_t longest = atomic_load(&d->slot->longest_ns);
     uint64_t limit = longest < MAX_STALLED_NS / 4 ? 4 * longest : MAX_STALLED_NS;
     bool is_stalled = waiting && now - d->progress_ns > (limit > STALLED_NS ? limit : STALLED_NS);
@@ -301,18 +304,27 @@ static int open_board(CUdevice number) {
     return fd;
 }
 
+/* Let the host wait at the gate from the next call on. */
+static void refuse(struct device *d) {
+    static _Atomic int is_reported;
+    d->is_refused = true;
+    if (!atomic_exchange(&is_reported, 1))
+        fprintf(stderr, "warpwell share: the GPU cannot wait at its board; the host waits instead, and work that is"
+                        " already queued ends first. Name a folder of a tmpfs in WARPWELL_TURNS\n");
+}
+
 /* Let the GPU see the gate and the words of the streams. */
-static bool register_words(struct device *d, CUcontext context) {
+static void register_words(struct device *d, CUcontext context) {
     CUdeviceptr board = 0;
     size_t nbytes = (size_t)sysconf(_SC_PAGESIZE);
+    d->is_refused = false;
     if (machine.cuMemHostRegister_v2(d->gate.head, WW_GATE_BYTES, DEVICEMAP_PORTABLE) ||
         machine.cuMemHostRegister_v2(d->words, nbytes, DEVICEMAP_PORTABLE) ||
         machine.cuMemHostGetDevicePointer_v2(&board, d->gate.head, 0) ||
         machine.cuMemHostGetDevicePointer_v2(&d->words_address, d->words, 0))
-        return false;
+        refuse(d);
     d->gate_address = board + (CUdeviceptr)((char *)&d->slot->gate - (char *)d->gate.head);
     d->context = context;
-    return true;
 }
 
 /* Take a slot of the current device's board; `attaching` is held. */
@@ -336,10 +348,7 @@ static struct device *attach(CUcontext context, CUdevice number) {
         s->at = d->words + 2 * (s - d->streams);
         s->reached = s->at + 1;
     }
-    d->is_refused = !register_words(d, context);
-    if (d->is_refused)
-        fprintf(stderr, "warpwell share: the GPU cannot wait at its board; the host waits instead. Name a folder of a"
-                        " tmpfs in WARPWELL_TURNS\n");
+    register_words(d, context);
     if (!n) {
         pthread_atfork(NULL, NULL, in_child);
         atexit(at_exit);
@@ -374,7 +383,7 @@ static struct device *current_device(CUcontext *context) {
     CUdevice number;
     if (atomic_load_explicit(&disabled, memory_order_relaxed) || machine.cuCtxGetCurrent(context) || !*context)
         return NULL;
-    if (*context == last_context && last_device && (last_device->context || last_device->is_refused))
+    if (*context == last_context && last_device && last_device->context)
         return last_device;
     if (machine.cuCtxGetDevice(&number))
         return NULL;
@@ -389,8 +398,8 @@ static struct device *current_device(CUcontext *context) {
     if (!found && atomic_exchange(&ww_must_look, 0)) /* try again rarely */
         fprintf(stderr, "warpwell share: this program's calls are not ordered: all slots of the GPU's board are in use,"
                         " or the folder in WARPWELL_TURNS cannot be used\n");
-    if (found && !found->context && !found->is_refused) /* the context was destroyed and created again */
-        found->is_refused = !register_words(found, *context);
+    if (found && !found->context) /* the context was destroyed and created again */
+        register_words(found, *context);
     pthread_mutex_unlock(&attaching);
     exchange_mode(&mode);
     last_context = *context;
@@ -417,7 +426,7 @@ static struct ww_stream *stream_of(struct device *d, CUstream handle, CUcontext 
     if (!make)
         return NULL;
     pthread_mutex_lock(&attaching);
-    for (struct ww_stream *s = d->streams; s < d->streams + WW_STREAMS && !found && d->context && !d->is_refused; s++)
+    for (struct ww_stream *s = d->streams; s < d->streams + WW_STREAMS && !found && d->context; s++)
         found = !s->handle && !is_active(s) ? s : NULL;
     if (found) {
         found->context = context;
@@ -438,6 +447,13 @@ static bool is_capturing(CUstream handle) {
 
 static CUresult write_mark(struct ww_stream *s) {
     s->marked = atomic_load(&s->entered);
+    if (s->device->is_refused) {
+        bool has_event = s->mark || !machine.cuEventCreate(&s->mark, CU_EVENT_DISABLE_TIMING);
+        CUresult error = has_event ? machine.cuEventRecord(s->mark, s->handle) : CUDA_ERROR_INVALID_CONTEXT;
+        if (error)
+            s->mark = NULL; /* the event belongs to another context */
+        return error;
+    }
     struct operation mark = {WRITE_VALUE_64, s->reached_address, s->marked, 0, {0, 0}};
     return machine.cuStreamBatchMemOp_v2(s->handle, 1, &mark, 0);
 }
@@ -511,22 +527,41 @@ static void read_timings(struct device *d) {
 
 /* -- calls --------------------------------------------------------------------------------------------------------- */
 
-/* Wait in the host while the gate is closed, because the call's stream has no record and so cannot have gates. */
-static void hold_host(struct device *d) {
-    atomic_fetch_add(&d->hosts, 1);
-    while (is_closed(d) && d->gate.slot && !atomic_load(&disabled)) {
+/* Wait in the host while the gate is closed, because the driver refuses gates or the call's stream has no record. Then
+ * count the call, if its stream has a record, and return with the stream locked.
+ *
+ * The gate is checked and the call is counted under one lock of `publishing`. If the program is RUNNING, the arbiter
+ * waits for its work until a thread reports, under that lock, that no stream is active: the call makes one active
+ * before. Else ww_gate_enter stores `issued` before it loads the gate (gate.h). So the arbiter never takes the program
+ * for idle after a call has passed the gate and until the GPU has passed the call. */
+static void hold_host(struct device *d, struct ww_stream *s) {
+    struct ww_gate *g = &d->gate;
+    bool passes = false, is_held = false;
+    while (!passes) {
         uint32_t opened = atomic_load(&d->slot->opened);
+        if (s)
+            pthread_mutex_lock(&s->lock);
         pthread_mutex_lock(&d->publishing);
-        bool fails_open = d->gate.slot && ww_gate_fails_open(&d->gate);
-        if (d->state == IDLE)
+        passes = s && d->state != RUNNING ? ww_gate_enter(g, true) : ww_gate_is_open(g) || ww_gate_fails_open(g);
+        if (!passes && !is_held)
+            atomic_fetch_add(&d->hosts, 1);
+        if (passes && is_held)
+            atomic_fetch_sub(&d->hosts, 1);
+        is_held = !passes;
+        if (is_held && d->state == IDLE)
             d->state = HELD;
+        if (passes && s) {
+            d->state = RUNNING;
+            atomic_fetch_add(&s->entered, 1);
+            if (g->is_waiting && ww_gate_is_open(g))
+                ww_gate_stop_waiting(g);
+        }
         pthread_mutex_unlock(&d->publishing);
-        if (fails_open)
-            break;
-        if (is_closed(d))
+        if (is_held && s)
+            pthread_mutex_unlock(&s->lock);
+        if (is_held)
             ww_futex_wait(&d->slot->opened, opened, IDLE_NS);
     }
-    atomic_fetch_sub(&d->hosts, 1);
 }
 
 /* Count one call, which stands for all calls of this thread until the marker's next round, so that the arbiter makes an
@@ -558,14 +593,23 @@ bool ww_before(CUstream handle, uint64_t key, struct ww_call *call) {
     int32_t mode = CU_CAPTURE_RELAXED;
     exchange_mode(&mode);
     bool captures = is_capturing(handle);
-    struct ww_stream *s = captures || d->is_refused ? NULL : stream_of(d, handle, context, true);
+    struct ww_stream *s = captures ? NULL : stream_of(d, handle, context, true);
+    bool is_held = !captures && (!s || d->is_refused);
+    if (s && !is_held) {
+        pthread_mutex_lock(&s->lock);
+        bool begins = enter(s);
+        if ((begins || s->expected_ns >= GATE_SPACING_NS || !s->gates) && put_gate(s, true, true)) {
+            refuse(d);
+            is_held = true;
+            atomic_fetch_sub(&s->entered, 1); /* undo `enter` */
+            pthread_mutex_unlock(&s->lock);
+        }
+    }
+    if (is_held)
+        hold_host(d, s);
     if (s) {
         struct cost *cost = cost_of(key);
         uint32_t calls = atomic_fetch_add_explicit(&cost->calls, 1, memory_order_relaxed);
-        pthread_mutex_lock(&s->lock);
-        bool begins = enter(s);
-        if ((begins || s->expected_ns >= GATE_SPACING_NS || !s->gates) && put_gate(s, true, true))
-            d->is_refused = true; /* from the next call on the host waits */
         s->expected_ns += atomic_load_explicit(&cost->ns, memory_order_relaxed);
         uint64_t number = atomic_load(&s->entered);
         bool is_last = atomic_load(&s->left) == number - 1;
@@ -573,8 +617,6 @@ bool ww_before(CUstream handle, uint64_t key, struct ww_call *call) {
         if (ww_gate_must_measure(calls))
             call->timing = begin_timing(s, key);
         pthread_mutex_unlock(&s->lock);
-    } else if (!captures) {
-        hold_host(d);
     }
     exchange_mode(&mode);
     return s != NULL;
@@ -685,6 +727,7 @@ void ww_forget_contexts(CUcontext context) {
             pthread_mutex_lock(&s->lock);
             atomic_store(&s->known, atomic_load(&s->entered));
             s->handle = NULL;
+            s->mark = NULL;
             pthread_mutex_unlock(&s->lock);
         }
         for (struct timing *t = timings; t < timings + TIMINGS && is_gone; t++)
@@ -707,11 +750,14 @@ void ww_forget_contexts(CUcontext context) {
  * the driver: such a call would be work that nobody knows of. */
 static void mark_quiet(struct ww_stream *s, uint64_t now) {
     uint64_t quiet_ns = is_shared(s->device) ? QUIET_NS : ALONE_QUIET_NS;
-    if (!is_active(s) || now - atomic_load(&s->last_ns) < quiet_ns || pthread_mutex_trylock(&s->lock))
+    bool is_quiet = now - atomic_load(&s->last_ns) >= quiet_ns;
+    if (!is_active(s) || !(is_quiet || s->mark) || pthread_mutex_trylock(&s->lock))
         return;
     uint64_t entered = atomic_load(&s->entered);
     bool is_legacy = s->handle == CU_STREAM_LEGACY;
-    if (s->handle && s->handle != CU_STREAM_PER_THREAD && (is_legacy || s->marked != entered) &&
+    if (s->mark && s->marked > atomic_load(&s->known) && machine.cuEventQuery(s->mark) != CUDA_ERROR_NOT_READY)
+        atomic_store(&s->known, s->marked);
+    if (is_quiet && s->handle && s->handle != CU_STREAM_PER_THREAD && (is_legacy || s->marked != entered) &&
         atomic_load(&s->left) == entered && !machine.cuCtxSetCurrent(s->context) && !is_capturing(s->handle) &&
         (is_legacy ? ww_machine.cuStreamQuery(s->handle) != CUDA_ERROR_NOT_READY : write_mark(s) != 0))
         atomic_store(&s->known, entered);
