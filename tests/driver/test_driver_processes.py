@@ -50,7 +50,7 @@ def start() -> Iterator[Start]:
         def begin(server: DriverServer, *arguments: str) -> subprocess.Popen[str]:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.harness.driver.acts", *arguments],
-                env=server.environ(),
+                env={**server.environ(), "PYTHONUNBUFFERED": ""},  # it would also end the buffering of C code
                 cwd=ROOT,
                 text=True,
                 stdin=subprocess.PIPE,
@@ -224,8 +224,8 @@ def test_a_ctrl_c_reaches_the_program_and_not_its_worker(server: DriverServer, s
     assert output_of(process) == ["interrupted 0 True"]
 
 
-def test_prints_of_the_device_come_before_a_synchronization_returns(server: DriverServer, start: Start) -> None:
-    expected = [f"{writer} {value}" for value in range(3) for writer in ("fake print", "host")]
+def test_prints_of_program_and_device_are_in_order(server: DriverServer, start: Start) -> None:
+    expected = [f"{writer} {value}" for value in range(3) for writer in ("before", "fake print", "host")]
     assert output_of(start(server, "prints")) == expected
 
 

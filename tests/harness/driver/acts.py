@@ -412,10 +412,11 @@ def interrupted() -> None:
 
 
 def prints() -> None:
-    """Output of device code precedes the return of a synchronization, also if standard output is redirected."""
+    """Output of device code follows what C code printed before the launch, and precedes a synchronization's return."""
     cuda = Cuda()
     cuda.start()
     for value in range(3):
+        ctypes.CDLL(None).printf(b"before %d\n", value)  # stays in the buffer of a redirected stdout
         cuda.launch(0, 0, "print", value)
         cuda.cuCtxSynchronize()
         report("host", value)

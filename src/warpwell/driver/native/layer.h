@@ -440,6 +440,8 @@ struct ww_kernel_work {      /* a launch with a copy of its parameters, in one a
 int ww_launch_check(struct ww_device *d, const struct ww_launch *k, struct ww_fn **f, const void **buffer);
 int ww_launch_post(struct ww_device *d, uint32_t stream, const struct ww_fn *f, const struct ww_launch *k,
                    const void *buffer);
+/* Write what the program has printed, before a launch: the worker prints for kernels to the same file. */
+void ww_flush_output(void);
 int ww_kernel_make(struct ww_device *d, const struct ww_launch *k,
                    struct ww_kernel_work **made);                      /* check a launch and copy it, for free() */
 struct ww_kernel_work *ww_kernel_copy(const struct ww_kernel_work *k); /* NULL: no memory */

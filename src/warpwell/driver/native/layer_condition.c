@@ -139,5 +139,6 @@ int ww_twin_launch(const struct ww_twin *exec, struct ww_device *d, uint32_t str
     int error = ww_twin_code(exec);
     if (!error && exec->device != d)
         error = ww_refused("launches of graphs with conditional nodes in streams of another device");
+    ww_flush_output();
     return error ? error : ww_send_id(d, WW_OP_GRAPH_LAUNCH, stream, exec->id);
 }

@@ -1,6 +1,8 @@
 /* Launches. They are checked here against the device and the function, so that invalid launches fail at once with the
  * driver's error codes. */
 #include "layer.h"
+#include <stdio.h>
+#include <stdio_ext.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -74,10 +76,18 @@ int ww_launch_check(struct ww_device *d, const struct ww_launch *k, struct ww_fn
     return error || (error = check_shape(d, *f, k)) ? error : check_params(*f, k, buffer);
 }
 
+void ww_flush_output(void) {
+    if (__fpending(stdout) && !ftrylockfile(stdout)) { /* a thread that holds stdout does not delay a launch */
+        fflush_unlocked(stdout);
+        funlockfile(stdout);
+    }
+}
+
 int ww_launch_post(struct ww_device *d, uint32_t stream, const struct ww_fn *f, const struct ww_launch *k,
                    const void *buffer) {
     size_t extra = k->nattributes * sizeof *k->attributes;
     struct ww_post p;
+    ww_flush_output();
     int error = ww_begin(d, WW_OP_LAUNCH, stream, 0, sizeof(struct ww_args_launch) + extra + f->param_bytes, &p);
     if (error)
         return error;
