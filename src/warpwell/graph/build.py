@@ -105,21 +105,28 @@ def build(
         raise ArgumentError(f"order is {order!r}. Known are {' and '.join(map(repr, ORDERS))}.", name="order")
     both = undirected or symmetric
     graph = Graph(Path(out), vertices or 0, 0, both, source, checked_weights(weights), in_edges or both, order=order)
-    path = Path(os.path.abspath(out))
-    require_free = partial(require_replaceable, path, overwrite, lambda path: (path / META).is_file(), "a graph")
-    with (
-        storage_full(path, _FULL_DISK),
-        new_folder(path, require_free) as folder,
-        ExternalSort(folder, memory, unique=undirected) as sort,
-    ):
-        for chunk in edges:
-            columns = _convert_chunk(chunk, graph, vertices, drop_weights=weights is False, self_loops=self_loops)
-            sort.add(*columns)
-            if undirected:
-                sort.add(columns[1], columns[0], *columns[2:])
-            report("read", sort.added, 0)
+    drop_weights = weights is False
+    chunks = (_convert_chunk(c, graph, vertices, drop_weights=drop_weights, self_loops=self_loops) for c in edges)
+    with _new_graph_folder(out, overwrite) as folder, ExternalSort(folder, memory, unique=undirected) as sort:
+        _sort_edges(chunks, sort, report, add_reverse=undirected)
         _write(folder, _describe(graph, sort, vertices), sort, names, memory, report)
     return Graph.open(out)
+
+
+@contextlib.contextmanager
+def _new_graph_folder(out: str | Path, overwrite: bool) -> Iterator[Path]:
+    path = Path(os.path.abspath(out))
+    require_free = partial(require_replaceable, path, overwrite, lambda path: (path / META).is_file(), "a graph")
+    with storage_full(path, _FULL_DISK), new_folder(path, require_free) as folder:
+        yield folder
+
+
+def _sort_edges(chunks: Iterable[_Chunk], sort: ExternalSort, report: Progress, *, add_reverse: bool) -> None:
+    for columns in chunks:
+        sort.add(*columns)
+        if add_reverse:
+            sort.add(columns[1], columns[0], *columns[2:])
+        report("read", sort.added, 0)
 
 
 def _write(folder: Path, graph: Graph, sort: ExternalSort, names: Names | None, memory: int, report: Progress) -> None:

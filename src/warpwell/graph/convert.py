@@ -39,7 +39,6 @@ def convert(
     Parameters
     ----------
     source : path-like
-        The file of edges.
     out, undirected, order, in_edges, memory_bytes, progress, overwrite
         As for `build`; the default of `order` is "degree", and the progress of ``"read"`` counts bytes of `source`.
     vertices : int, optional

@@ -198,18 +198,8 @@ def open_store(
     if mode not in ("r", "r+"):
         raise errors.ArgumentError(f'mode is {mode!r}: choose "r" to read, or "r+" to read and write', name="mode")
     path = checked_path(path)
-    options = DeviceOptions(
-        device="cpu" if device is None else _device(device),
-        cache=0 if cache is None else checked_nbytes(cache, "cache"),
-        value_bytes=4096 if value_bytes is None else checked_nbytes(value_bytes, "value_bytes"),
-        queues=queues,
-        depth=depth,
-        threads=threads,
-        timeout=timeout,
-        window=window,
-        weight=weight,
-        returns=returns,
-    )
+    queueing = {"queues": queues, "depth": depth, "threads": threads, "window": window, "weight": weight}
+    options = _device_options(device, cache, value_bytes, timeout=timeout, returns=returns, **queueing)
     _check_device_options(device, options, beside, drive)
     log = _after_dropped(lambda: Log.open(path, writable=mode == "r+"))
     return _store_of(log, options if device is not None else None, beside, drive)
@@ -288,6 +278,17 @@ copyreg.pickle(DeviceStore, _reduced_on_device)
 
 
 # -- steps of `create` and `open_store` ----------------------------------------------------------------------------
+
+
+def _device_options(
+    device: str | None, cache: int | str | None, value_bytes: int | str | None, **others: Any
+) -> DeviceOptions:
+    return DeviceOptions(
+        device="cpu" if device is None else _device(device),
+        cache=0 if cache is None else checked_nbytes(cache, "cache"),
+        value_bytes=4096 if value_bytes is None else checked_nbytes(value_bytes, "value_bytes"),
+        **others,
+    )
 
 
 def _device(device: Any) -> str:

@@ -127,16 +127,20 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Futu
     if not gpu:
         return begin(array, indices, result, address, keep, borrowed=True)
     caller = stream_of(array.device, handle)
-    for tensor in (keep, indices):
-        if isinstance(tensor, Tensor):
-            if tensor.ordinal != 0:
-                raise errors.ArgumentError(
-                    f"an argument is in the memory of GPU {tensor.ordinal}, but array {array.name!r} on GPU 0: copy "
-                    "it to GPU 0"
-                )
-            if tensor.stream is not None:
-                caller.after(stream_of(array.device, tensor.stream).point())
+    for argument in (keep, indices):
+        if isinstance(argument, Tensor):
+            _wait_for_writer(array, argument, caller)
     return begin(array, indices, result, address, (keep, indices, stream), caller)
+
+
+def _wait_for_writer(array: Array, tensor: Tensor, caller: Any) -> None:
+    """Let the caller's stream wait for the stream that wrote a tensor, which must be in the array's GPU."""
+    if tensor.ordinal != 0:
+        raise errors.ArgumentError(
+            f"an argument is in the memory of GPU {tensor.ordinal}, but array {array.name!r} on GPU 0: copy it to GPU 0"
+        )
+    if tensor.stream is not None:
+        caller.after(stream_of(array.device, tensor.stream).point())
 
 
 def by_stream(array: Array) -> bool:
