@@ -14,6 +14,7 @@
  *     FAKE_SEED 0        seed of the delays; 0: no delays
  *     FAKE_VERSION 13000 version of the driver
  *     FAKE_LOG           file for the names of functions that were called but that the fake does not have
+ *     FAKE_FILES 1       0: memory of files cannot be registered, as on Linux for most file systems
  *     FAKE_GATES 1       0: stream memory operations are not supported
  *     FAKE_PEERS 1       0: no device can access another device's memory
  *     FAKE_WEAK 0        1: as on an H200, Async copies access pageable memory after their return, cuMemFreeHost

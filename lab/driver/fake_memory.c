@@ -320,6 +320,19 @@ CUresult cuMemFreeHost(void *pointer) {
     return leave(release((uint64_t)pointer, PINNED));
 }
 
+static int is_of_file(const void *pointer) {
+    FILE *maps = fopen("/proc/self/maps", "r");
+    unsigned long begin, end, inode, address = (unsigned long)pointer;
+    int is_found = 0;
+    char line[4352];
+    while (maps && !is_found && fgets(line, sizeof line, maps))
+        is_found = sscanf(line, "%lx-%lx %*s %*s %*s %lu", &begin, &end, &inode) == 3 && inode && begin <= address &&
+                   address < end && !strstr(line, "/dev/zero"); /* the name of shared memory without a file */
+    if (maps)
+        fclose(maps);
+    return is_found;
+}
+
 CUresult cuMemHostRegister_v2(void *pointer, size_t size, uint32_t flags) {
     CUcontext context;
     char byte;
@@ -329,7 +342,8 @@ CUresult cuMemHostRegister_v2(void *pointer, size_t size, uint32_t flags) {
         return error;
     if (fake_forbids_unsafe_calls())
         return leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    if (!pointer || !size || flags > 15 || process_vm_readv(getpid(), &here, 1, &first, 1, 0) != 1)
+    if (!pointer || !size || flags > 15 || process_vm_readv(getpid(), &here, 1, &first, 1, 0) != 1 ||
+        (!fake_number("FAKE_FILES", 1) && is_of_file(pointer)))
         return leave(CUDA_ERROR_INVALID_VALUE);
     pthread_rwlock_wrlock(&fake_memory);
     struct range *range = add(&ranges, (uint64_t)pointer, size, REGISTERED, context->device);

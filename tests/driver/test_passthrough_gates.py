@@ -131,8 +131,11 @@ def stay_closed(gates: Gates, seconds: float) -> None:
         time.sleep(5e-3)
 
 
+@pytest.mark.parametrize("refusal", [{}, {"FAKE_FILES": "0"}], ids=str)
 @pytest.mark.parametrize("stream", ["cuda.stream(NON_BLOCKING)", "LEGACY", "PER_THREAD"])
-def test_the_gpu_stands_at_the_closed_gate_and_the_host_goes_on(tmp_path: Path, gates: Gates, stream: str) -> None:
+def test_the_gpu_stands_at_the_closed_gate_and_the_host_goes_on(
+    tmp_path: Path, gates: Gates, stream: str, refusal: dict[str, str]
+) -> None:
     text = f"""
         stream, event = {stream}, cuda.event()
         word = hold(stream)
@@ -145,7 +148,7 @@ def test_the_gpu_stands_at_the_closed_gate_and_the_host_goes_on(tmp_path: Path, 
         cuda.cuStreamSynchronize(stream)
         said("done")
         """
-    with started(tmp_path, text) as program:
+    with started(tmp_path, text, **refusal) as program:
         assert gates.is_attached
         wait_until(gates, "is_idle")
         program.post()
@@ -162,7 +165,7 @@ def test_the_gpu_stands_at_the_closed_gate_and_the_host_goes_on(tmp_path: Path, 
         assert program.code() == 0
 
 
-@pytest.mark.parametrize("refusal", [{}, {"FAKE_GATES": "0"}], ids=str)
+@pytest.mark.parametrize("refusal", [{}, {"FAKE_FILES": "0"}, {"FAKE_GATES": "0"}], ids=str)
 def test_a_program_with_work_is_never_reported_as_idle(tmp_path: Path, gates: Gates, refusal: dict[str, str]) -> None:
     text = f"""
         from pathlib import Path
@@ -187,19 +190,27 @@ def test_a_program_with_work_is_never_reported_as_idle(tmp_path: Path, gates: Ga
         assert program.line() == "True 0" and program.code() == 0
 
 
-def test_a_program_that_comes_to_a_closed_gate_asks_for_the_gpu(tmp_path: Path, gates: Gates) -> None:
+@pytest.mark.parametrize("refusal", [{}, {"FAKE_FILES": "0"}], ids=str)
+def test_a_program_that_comes_to_a_closed_gate_asks_for_the_gpu(
+    tmp_path: Path, gates: Gates, refusal: dict[str, str]
+) -> None:
     text = """
         stream = cuda.stream(NON_BLOCKING)
         launch(stream)
         said("enqueued")
+        sys.stdin.readline()
+        said(cuda.code("cuStreamQuery", stream))
         cuda.cuStreamSynchronize(stream)
         said("done")
         """
-    with started(tmp_path, text) as program:
-        gates.set_gate(False)
+    with started(tmp_path, text, **refusal) as program:
+        wait_until(gates, "is_idle")
+        gates.fields[TABLE // 8 + GATE] = 0  # wakes no thread of the program: its call is the first to find it
         program.post()
         assert program.line() == "enqueued" and gates.is_waiting
         stay_closed(gates, 0.1)
+        program.post()
+        assert program.line() == "600"
         gates.set_gate(True)
         assert program.line() == "done" and program.code() == 0
 
@@ -608,7 +619,7 @@ def test_programs_end_while_the_gpu_stands_at_a_gate(tmp_path: Path, gates: Gate
         assert gates.is_attached  # the arbiter frees the slot
 
 
-@pytest.mark.parametrize("refusal", [{}, {"FAKE_GATES": "0"}], ids=str)
+@pytest.mark.parametrize("refusal", [{}, {"FAKE_FILES": "0"}, {"FAKE_GATES": "0"}], ids=str)
 def test_random_programs_are_right_under_random_gates(tmp_path: Path, refusal: dict[str, str]) -> None:
     for options in (["--seeds", "0:8"], ["--seeds", "8:16", "--threads", "3"]):
         environ = passthrough_environ(os.environ, build_fake()) | {"FAKE_SEED": "7", "WARPWELL_SHARE": "0:t"}

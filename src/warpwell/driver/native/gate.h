@@ -59,8 +59,8 @@
 
 enum ww_gate_kind {
     WW_GATE_WORKER = 1,  /* a worker of the driver layer: holds calls in the host */
-    WW_GATE_STREAMS = 2, /* a pass-through driver: its streams wait at `gate` on the GPU, and a thread of the process
-                            writes the words; work behind a closed gate is not issued yet */
+    WW_GATE_STREAMS = 2, /* a pass-through driver: its streams wait at `gate` or a copy of it on the GPU, and threads
+                            of the process write the words; work behind a closed gate is not issued yet */
     WW_GATE_TURN = 3,    /* a thread with ww.turn (lease.py): waits in the host. Its gate is closed at first */
 };
 

@@ -10,6 +10,12 @@
  * streams, and reads the measured times of calls. While no other program is attached, each thread counts its first call
  * in each round of the marker. If the driver blocks the marker, the program only counts as busy for longer.
  *
+ * Linux pins no pages of most file systems for a device. If the board is in such a folder, the GPU waits at a copy of
+ * the gate in memory of the process. Threads copy the gate while they hold `publishing`: the keeper before it observes
+ * the streams, because work counts as waiting only behind a gate that the GPU sees closed; and a caller that has found
+ * the gate closed while the program was idle, before it puts work behind it, because the arbiter has not seen that call
+ * and may open the gate of another program.
+ *
  * If the driver refuses gates, callers wait at the closed gate in the host, and events replace the writes of `reached`.
  *
  * Locks, in the order in which they are taken: `marking`, held while the marker calls the driver; `attaching`; a
@@ -34,6 +40,7 @@
 #define IDLE_NS 20000000    /* between two checks of the keeper if nothing wakes it; less than WW_GATE_FAIL_OPEN_NS */
 #define STALLED_NS 2000000u /* without progress while a stream waits at the gate: all streams depend on it */
 #define MAX_STALLED_NS 1000000000u /* maximum of that time if calls are long: the arbiter's own limit (executor.py) */
+#define GATE_COPY (2 * WW_STREAMS) /* index of the copy of the gate in `words`, after two words of each stream */
 #define COSTS 1024u
 #define TIMINGS 64u
 
@@ -80,7 +87,7 @@ struct ww_stream {
     struct device *device;          /* NULL: never used */
     _Atomic uint64_t *at, *reached; /* the GPU writes */
     CUdeviceptr at_address, reached_address;
-    CUevent mark;                        /* in place of a write of `reached` if the device is refused; NULL: none yet */
+    CUevent mark;                        /* instead of a write of `reached` if the device is refused; NULL: none yet */
     uint64_t gates, marked, expected_ns; /* gates put; value of the last mark; expected time since the last gate */
     _Atomic uint64_t entered, left, known, last_ns;
 };
@@ -94,7 +101,7 @@ struct device {
     struct ww_gate gate;
     struct ww_gate_slot *slot; /* stays if the slot is lost, because gates in streams still read it */
     CUdeviceptr gate_address, words_address;
-    _Atomic uint64_t *words;
+    _Atomic uint64_t *words; /* of the streams, which the GPU writes, and the copy of the gate */
     struct ww_stream streams[WW_STREAMS];
     pthread_mutex_t publishing;
     enum state state;
@@ -146,6 +153,8 @@ static bool is_active(const struct ww_stream *s) { return s->device && passed(s)
 
 static bool is_closed(const struct device *d) { return atomic_load(&d->slot->gate) != 1; }
 
+static void copy_gate(struct device *d) { atomic_store(&d->words[GATE_COPY], atomic_load(&d->slot->gate)); }
+
 static bool is_shared(const struct device *d) {
     return d && d->gate.slot && (atomic_load(&d->gate.head->programs) > 1 || is_closed(d));
 }
@@ -167,7 +176,7 @@ static enum state observe(struct device *d) {
     d->progress = progress;
     if (!active) /* a thread that has not left the opened gate yet will make a call */
         return atomic_load(&d->hosts) ? HELD : IDLE;
-    if (!is_closed(d))
+    if (atomic_load(&d->words[GATE_COPY]) == 1)
         return RUNNING;
     uint64_t longest = atomic_load(&d->slot->longest_ns);
     uint64_t limit = longest < MAX_STALLED_NS / 4 ? 4 * longest : MAX_STALLED_NS;
@@ -207,6 +216,8 @@ static bool enter(struct ww_stream *s) {
     bool begins = !is_active(s);
     if (d->state == IDLE)
         d->state = ww_gate_enter(&d->gate, true) ? RUNNING : HELD;
+    if (d->state == HELD)
+        copy_gate(d);
     atomic_fetch_add(&s->entered, 1);
     pthread_mutex_unlock(&d->publishing);
     return begins;
@@ -228,13 +239,16 @@ static void *keep(void *device) {
     while (true) {
         uint32_t opened = atomic_load(&d->slot->opened);
         pthread_mutex_lock(&d->publishing);
+        copy_gate(d);
         enum state found = observe(d);
         bool is_sure = found != HELD || before == HELD || d->state == HELD;
         if (is_sure)
             report(d, found);
         bool is_lost = d->gate.slot && atomic_load(&d->slot->serial) != d->gate.serial;
-        if ((d->state == HELD && ww_gate_fails_open(&d->gate)) || (!d->gate.slot && found != IDLE) || is_lost)
+        if ((d->state == HELD && ww_gate_fails_open(&d->gate)) || (!d->gate.slot && found != IDLE) || is_lost) {
             atomic_store(&d->slot->gate, 1);
+            copy_gate(d);
+        }
         bool drains = is_closed(d) ? d->state == RUNNING : d->state == HELD;
         pthread_mutex_unlock(&d->publishing);
         before = found;
@@ -304,26 +318,32 @@ static int open_board(CUdevice number) {
     return fd;
 }
 
-/* Let the host wait at the gate from the next call on. */
-static void refuse(struct device *d) {
+/* Let the host wait at the gate from the next call on, because of an error of the driver. */
+static void refuse(struct device *d, CUresult error) {
     static _Atomic int is_reported;
     d->is_refused = true;
     if (!atomic_exchange(&is_reported, 1))
-        fprintf(stderr, "warpwell share: the GPU cannot wait at its board; the host waits instead, and work that is"
-                        " already queued ends first. Name a folder of a tmpfs in WARPWELL_TURNS\n");
+        fprintf(stderr,
+                "warpwell share: the driver does not let the GPU wait at a gate (error %d), so the host waits "
+                "instead: work that is already queued delays other programs\n",
+                (int)error);
+}
+
+static CUresult register_memory(void *memory, size_t nbytes, CUdeviceptr *address) {
+    CUresult error = machine.cuMemHostRegister_v2(memory, nbytes, DEVICEMAP_PORTABLE);
+    return error ? error : machine.cuMemHostGetDevicePointer_v2(address, memory, 0);
 }
 
 /* Let the GPU see the gate and the words of the streams. */
 static void register_words(struct device *d, CUcontext context) {
-    CUdeviceptr board = 0;
-    size_t nbytes = (size_t)sysconf(_SC_PAGESIZE);
+    CUdeviceptr board;
+    CUresult error = register_memory(d->words, (size_t)sysconf(_SC_PAGESIZE), &d->words_address);
     d->is_refused = false;
-    if (machine.cuMemHostRegister_v2(d->gate.head, WW_GATE_BYTES, DEVICEMAP_PORTABLE) ||
-        machine.cuMemHostRegister_v2(d->words, nbytes, DEVICEMAP_PORTABLE) ||
-        machine.cuMemHostGetDevicePointer_v2(&board, d->gate.head, 0) ||
-        machine.cuMemHostGetDevicePointer_v2(&d->words_address, d->words, 0))
-        refuse(d);
-    d->gate_address = board + (CUdeviceptr)((char *)&d->slot->gate - (char *)d->gate.head);
+    if (error)
+        refuse(d, error);
+    d->gate_address = register_memory(d->gate.head, WW_GATE_BYTES, &board)
+                          ? d->words_address + GATE_COPY * sizeof *d->words
+                          : board + (CUdeviceptr)((char *)&d->slot->gate - (char *)d->gate.head);
     d->context = context;
 }
 
@@ -338,7 +358,8 @@ static struct device *attach(CUcontext context, CUdevice number) {
         return NULL;
     size_t nbytes = (size_t)sysconf(_SC_PAGESIZE);
     d->slot = d->gate.slot;
-    d->words = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    /* Shared: after a fork, a write to private memory may move it, and the GPU would keep the earlier page. */
+    d->words = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (d->words == MAP_FAILED)
         return NULL;
     d->number = number;
@@ -598,8 +619,10 @@ bool ww_before(CUstream handle, uint64_t key, struct ww_call *call) {
     if (s && !is_held) {
         pthread_mutex_lock(&s->lock);
         bool begins = enter(s);
-        if ((begins || s->expected_ns >= GATE_SPACING_NS || !s->gates) && put_gate(s, true, true)) {
-            refuse(d);
+        bool has_gate = begins || s->expected_ns >= GATE_SPACING_NS || !s->gates;
+        CUresult error = has_gate ? put_gate(s, true, true) : CUDA_SUCCESS;
+        if (error) {
+            refuse(d, error);
             is_held = true;
             atomic_fetch_sub(&s->entered, 1); /* undo `enter` */
             pthread_mutex_unlock(&s->lock);
