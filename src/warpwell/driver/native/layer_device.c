@@ -61,8 +61,8 @@ static struct ww_channel *close_channel(struct ww_device *d) {
     return c;
 }
 
-void ww_reset(struct ww_device *d) {
-    WW_LOCK(&d->opening);
+/* Reset the device; the caller has locked `opening`. */
+static void reset(struct ww_device *d) {
     struct ww_channel *c = close_channel(d);
     if (!c)
         return;
@@ -73,16 +73,20 @@ void ww_reset(struct ww_device *d) {
     ww_release(c);
 }
 
+void ww_reset(struct ww_device *d) {
+    WW_LOCK(&d->opening);
+    reset(d);
+}
+
 /* Give up one of `count` uses of the device's context; the last use of any kind ends its worker. */
 static int give_up(struct ww_device *d, int *count) {
-    pthread_mutex_lock(&d->opening);
-    int error = *count ? 0 : CUDA_ERROR_INVALID_CONTEXT;
-    *count -= !error;
-    bool last = !error && !d->retained && !d->created;
-    pthread_mutex_unlock(&d->opening);
-    if (last)
-        ww_reset(d);
-    return error;
+    WW_LOCK(&d->opening); /* also during the reset: a thread that uses the context from now on finds the next one */
+    if (!*count)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    --*count;
+    if (!d->retained && !d->created)
+        reset(d);
+    return 0;
 }
 
 int ww_body_cuDevicePrimaryCtxRelease_v2(struct ww_device *d) { return give_up(d, &d->retained); }
