@@ -226,7 +226,7 @@ class Simulator(Executor):
         self.model = model or SourceModel()
         self.mode = mode
         self.saved_seconds = 0.0
-        self._capacity = dataclasses.replace(capacity or rates.capacity, modes=modes)
+        self.capacity = dataclasses.replace(capacity or rates.capacity, modes=modes)
         self._flag = flag
         self._host = host
         self._workers = workers
@@ -240,11 +240,6 @@ class Simulator(Executor):
         self._saved_positions: dict[Job, float] = {}
         self._behind: dict[Job, tuple[Job, Placement]] = {}
         self._events: list[Ended | Stopped] = []
-
-    @property
-    def capacity(self) -> Capacity:
-        """The simulated device."""
-        return self._capacity
 
     def now(self) -> float:
         """Return simulated seconds."""
@@ -288,7 +283,7 @@ class Simulator(Executor):
         task = job.task
         profile = self._truth.get(task, task.profile)
         position = self._saved_positions.pop(job, None)
-        shape = shape_of(profile, task.blocks, self._capacity)
+        shape = shape_of(profile, task.blocks, self.capacity)
         run = Simulated(job, shape, float(job.done) if position is None else position, placement)
         if position is not None:
             self._transfer(run, demand_of(shape, run.allowed, run.base, position))
@@ -305,7 +300,7 @@ class Simulator(Executor):
         run = self._find(job)
         if run is None or run.plain or run.mode:
             return
-        run.mode = mode if mode in self._capacity.modes else "drain"
+        run.mode = mode if mode in self.capacity.modes else "drain"
         if run.mode == "flush":
             self._settle()
             self._leave(run, Stopped(job, self._now, run.wave_begin()))
@@ -364,7 +359,7 @@ class Simulator(Executor):
         profile = victim.task.profile
         if run is not None and run.plain:
             return math.inf
-        alone = shape_of(profile, victim.task.blocks, self._capacity).alone
+        alone = shape_of(profile, victim.task.blocks, self.capacity).alone
         if self.mode == "switch":
             blocks = alone if run is None else run.found
             return self._switch_seconds(profile, blocks, [job.task.profile for job in staying])
@@ -570,8 +565,8 @@ class Simulator(Executor):
     def _switch_seconds(self, profile: Profile, blocks: int, staying: Sequence[Profile]) -> float:
         """Return the seconds for saving or restoring blocks, on all multiprocessors at the same time."""
         miss_rate = max([profile.miss_rate for profile in staying], default=0.0)
-        each = math.ceil(blocks / self._capacity.processors)
-        return self.model.preempt_cycles(miss_rate, profile.registers, profile.shared, each) / self._capacity.clock
+        each = math.ceil(blocks / self.capacity.processors)
+        return self.model.preempt_cycles(miss_rate, profile.registers, profile.shared, each) / self.capacity.clock
 
     def _transfer(self, run: Simulated, blocks: int) -> None:
         """Let a job pause while its blocks are saved or restored."""

@@ -18,11 +18,11 @@ SIGNAL_CHECK_SECONDS = 0.05
 """Longest uninterrupted wait. A signal that arrives while the thread is about to sleep does not wake it."""
 
 
-def require_same_process(process: int) -> None:
-    """Raise ForkError if work that started in `process` is used in a process that was forked from it."""
+def require_same_process(process: int, subject: str = "this") -> None:
+    """Raise ForkError if `subject`, which was started in `process`, is used in a process that was forked from it."""
     if process != os.getpid():
         raise errors.ForkError(
-            f"this was started in process {process}, from which {os.getpid()} was forked: start it again here"
+            f"{subject} was started in process {process}, from which {os.getpid()} was forked: start it again here"
         )
 
 

@@ -46,7 +46,7 @@ class ScriptedExecutor(Executor):
         truth: Mapping[Task, Profile] | None = None,
         queues: bool = False,
     ) -> None:
-        self._capacity = capacity or Capacity()
+        self.capacity = capacity or Capacity()
         self._cost = cost
         self._fails = fails or {}
         self._refuses = refuses or {}
@@ -59,11 +59,6 @@ class ScriptedExecutor(Executor):
         self._from: dict[Job, tuple[float, int]] = {}
         self._after: dict[Job, Job] = {}
         self.calls: list[tuple[object, ...]] = []
-
-    @property
-    def capacity(self) -> Capacity:
-        """Its arguments."""
-        return self._capacity
 
     def truth(self, task: Task) -> Profile:
         """Return what a task is really like."""

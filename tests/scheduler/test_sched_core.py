@@ -367,7 +367,7 @@ def test_quotas_over_what_there_is(settings, message) -> None:
 
 @pytest.mark.parametrize("settings", [None, {}, []])
 def test_without_settings_any_tenant_is_welcome(settings) -> None:
-    assert Tenants(Capacity(), settings).account("anybody").name == "anybody"
+    assert Tenants(Capacity(), settings).account("anybody").tenant.name == "anybody"
 
 
 @pytest.mark.parametrize(

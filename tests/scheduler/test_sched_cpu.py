@@ -339,7 +339,7 @@ def test_a_batch_that_was_preempted_continues(executor):
         assert rounds < 50 * 4**6
         counts, out = np.zeros(n, np.int64), np.zeros(n, np.int64)
         single = job_of(count_and_mix[n], counts, out, rounds).task
-        task = batched([single], [0] * 400, "counts")
+        task = batched([single], [0] * 400, "counts", 0)
         job = Job(task, Request(task.name, [task]), 0.0)
         executor.launch(job, Placement())
         while stops < 3:

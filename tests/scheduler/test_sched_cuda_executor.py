@@ -488,7 +488,7 @@ def batch_job(x: Any, count: int, seconds: float = 20e-6) -> Job:
     """Return the job of a batch of launches that each add 1 to `x`."""
     profile = Profile(kind=Kind.COMPUTE, seconds=seconds, source="measured", resident=4)
     single = Task("add", -(-x.size // 256), profile, add[x.size], (x,))
-    task = batched([single], [0] * count, "adds")
+    task = batched([single], [0] * count, "adds", 0)
     return Job(task, Request("adds", [task]), 0.0)
 
 

@@ -417,7 +417,7 @@ def test_ranges_of_rows_on_storage_are_compared_by_their_bytes(tmp_path: Path) -
 def test_a_batch_writes_what_one_of_its_launches_writes() -> None:
     launch = types.SimpleNamespace(kernel=None)
     tasks = [task(name, access, launch=launch) for name, access in (("write", X), ("read", X._replace(writes=False)))]
-    assert batched(tasks, [0, 1, 0], "batch").accesses == [X]
+    assert batched(tasks, [0, 1, 0], "batch", 0).accesses == [X]
 
 
 def test_prepared_launches_that_were_measured_later_are_a_batch() -> None:

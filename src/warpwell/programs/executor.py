@@ -218,6 +218,8 @@ class ProgramExecutor(Executor):
         Returns the monotonic time in seconds.
     """
 
+    capacity = Capacity()
+
     def __init__(self, own_board: Board, now: Callable[[], float] = clock.monotonic) -> None:
         self.board, self._now, self._start = own_board, now, now()
         self._running: dict[Job, float] = {}
@@ -228,10 +230,6 @@ class ProgramExecutor(Executor):
         self.programs: Collection[Program] = ()
         own_board.running = None  # the value is of an arbiter that was killed
         own_board.fence()
-
-    @property
-    def capacity(self) -> Capacity:
-        return Capacity()
 
     @property
     def poll_seconds(self) -> float | None:

@@ -127,11 +127,11 @@ class BatchForms:
         return dict(self.forms[self.order[0]].resources("plain"))
 
 
-def batched(tasks: Sequence[Task], order: Sequence[int], name: str, **options: Any) -> Task:
-    """Return one task for launches in order; `tasks` are the distinct launches."""
+def batched(tasks: Sequence[Task], order: Sequence[int], name: str, nbytes: int) -> Task:
+    """Return one task for launches in order; `tasks` are the distinct launches, with arrays of `nbytes` bytes."""
     counts = Counter(order)
     seconds = [counts[index] * (task.profile.seconds or 0.0) for index, task in enumerate(tasks)]
-    longest = tasks[seconds.index(max(seconds))]
+    first, longest = tasks[0], tasks[seconds.index(max(seconds))]
     # An access that writes replaces a reading access of the same range.
     every = sorted((a for task in tasks for a in task.accesses), key=lambda a: a.writes)
     accesses = {(a.start, a.end, a.space): a for a in every}
@@ -140,6 +140,10 @@ def batched(tasks: Sequence[Task], order: Sequence[int], name: str, **options: A
         len(order),
         replace(longest.profile, seconds=sum(seconds)),
         launch=Batch(tasks, order),
+        tenant=first.tenant,
+        priority=first.priority,
+        deadline=first.deadline,
+        memory=max(nbytes, *[task.memory for task in tasks]),
+        resident_bytes=nbytes,
         accesses=list(accesses.values()),
-        **options,
     )

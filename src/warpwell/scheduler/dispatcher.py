@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from .. import errors
 from .._check import checked_seconds
+from .._future import require_same_process
 from .core import Core
 from .executor import Executor
 from .handle import ENDED, Handle, failure_of
@@ -118,6 +119,11 @@ class Dispatcher:
         Returns the core. The new thread calls it, because a GPU context belongs to a thread.
     watchdog : Watchdog
 
+    Attributes
+    ----------
+    failure : BaseException or None
+        The error of the device or the policy that ended the thread.
+
     Raises
     ------
     Exception
@@ -135,7 +141,7 @@ class Dispatcher:
         self._steps_again = False
         self._give_up: float | None = None
         self._idle_since: float | None = None
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
         self.core: Core
         ready: Reply = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._main, args=(make, ready), name="warpwell-scheduler", daemon=True)
@@ -252,16 +258,7 @@ class Dispatcher:
 
     def require_process(self) -> None:
         """Raise ForkError in a process that was forked from the process of the dispatcher."""
-        if self._process != os.getpid():
-            raise errors.ForkError(
-                f"this scheduler belongs to process {self._process} and this is its fork {os.getpid()}: "
-                "create a scheduler here"
-            )
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The error of the device or the policy that ended the thread; None without one."""
-        return self._failure
+        require_same_process(self._process, "this scheduler")
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
@@ -278,16 +275,16 @@ class Dispatcher:
         try:
             self._run()
         except BaseException as error:  # reported to all waiting threads
-            self._failure = error
+            self.failure = error
         with self._gate:
             self._closed = self._refuses = True
-        self._fail_all(self._failure)
-        if isinstance(self._failure, errors.TaskLostError):
+        self._fail_all(self.failure)
+        if isinstance(self.failure, errors.TaskLostError):
             return  # a lost device cannot be closed: closing would wait for it forever
         try:
             self.core.executor.close()
         except Exception as error:
-            self._failure = self._failure or error
+            self.failure = self.failure or error
 
     def _run(self) -> None:
         core, executor = self.core, self.core.executor
@@ -489,10 +486,10 @@ class Dispatcher:
                 function()  # no thread waits for this submission: fail its handles
 
     def _closed_error(self) -> errors.WarpwellError:
-        if self._failure is None:
+        if self.failure is None:
             return errors.ClosedError("the scheduler is closed: create a new one")
-        error = errors.SchedulerError(f"the scheduler has failed ({self._failure}): create a new one")
-        error.__cause__ = self._failure
+        error = errors.SchedulerError(f"the scheduler has failed ({self.failure}): create a new one")
+        error.__cause__ = self.failure
         return error
 
 

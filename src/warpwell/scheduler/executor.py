@@ -92,17 +92,15 @@ class Executor(ABC):
 
     Attributes
     ----------
+    capacity : Capacity
+        The resources of the device. On a CPU, processors are cores and blocks are threads.
     linger : float
         Seconds for which the scheduler still calls `wait` when nothing runs, because `wait` wakes up faster than a
         sleeping thread.
     """
 
+    capacity: Capacity
     linger: float = 0.0
-
-    @property
-    @abstractmethod
-    def capacity(self) -> Capacity:
-        """The resources of the device."""
 
     @abstractmethod
     def launch(self, job: Job, placement: Placement) -> None:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import Future as StandardFuture
 from typing import Any, Protocol
 
-from .. import errors
-from .._check import checked_seconds
-from .._future import Future
+from .._future import Future, require_same_process
 from .task import Job, State, Task
 
 _logger = logging.getLogger("concurrent.futures")
@@ -74,7 +71,7 @@ class TaskFuture(Future):
         Raises
         ------
         ArgumentError
-            `timeout` is not a finite number of seconds.
+            `timeout` is negative, or not a finite number of seconds.
         TimeoutError
             The task has not ended in time; it continues.
         CancelledError
@@ -89,11 +86,11 @@ class TaskFuture(Future):
         ForkError
             The parent process submitted the task, and forked this process before the task had ended.
         """
-        super().result(_seconds(timeout))
+        super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait until the task has ended, at most `timeout` seconds; return the error that `result` raises, or None."""
-        error = super().exception(_seconds(timeout))
+        error = super().exception(timeout)
         if self._cancelled and error is not None:
             raise CancelledError(*error.args) from error.__cause__  # `error` itself would keep callers' frames alive
         return error
@@ -120,11 +117,8 @@ class TaskFuture(Future):
 
     def require_process(self) -> None:
         """Raise in a forked child of the process that submitted the task, unless the task has ended."""
-        if self._process != os.getpid() and not self.done():
-            raise errors.ForkError(
-                f"task {self.name!r} belongs to process {self._process} and this is its fork {os.getpid()}: "
-                "wait for the task there, or create a scheduler here"
-            )
+        if not self.done():
+            require_same_process(self._process, f"task {self.name!r}")
 
     def settle(self, error: BaseException | None, cancelled: bool = False) -> None:
         """Set the outcome, once, and notify all waiting threads."""
@@ -231,12 +225,3 @@ def _call(function: Callable[[Any], object], future: Any) -> None:
         if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
             raise  # including Ctrl-C
         _logger.exception("exception calling callback for %r", future)
-
-
-def _seconds(timeout: float | None) -> float | None:
-    """Return a time to wait; 0 and less mean not to wait."""
-    if timeout is None:
-        return None
-    if isinstance(timeout, int | float) and timeout <= 0:
-        return 0.0
-    return checked_seconds(timeout, "timeout")

@@ -298,7 +298,9 @@ class Scheduler:
                 found.append(tasks[0] if prepared is None else prepared.new_task())
                 distinct.clear()  # a request must not contain a task twice
             elif order:
-                found.append(self._batch(tasks, order.copy(), name or tasks[0].name))
+                arrays = {id(array): array for task in tasks for array in _arrays(task.arguments)}
+                nbytes = sum(int(array.nbytes) for array in arrays.values())
+                found.append(batched(tasks, order.copy(), name or tasks[0].name, nbytes))
             batch.clear()
             order.clear()
 
@@ -325,22 +327,6 @@ class Scheduler:
         if seconds is None or seconds >= BATCH_LAUNCH_SECONDS or isinstance(task.launch, Call):
             return False
         return not getattr(cut, "participants", ()) and all(map(self._executor.keeps, _arrays(task.arguments)))
-
-    def _batch(self, tasks: Sequence[Task], order: Sequence[int], name: str) -> Task:
-        arrays = {id(array): array for task in tasks for array in _arrays(task.arguments)}
-        first = tasks[0]
-        task = batched(
-            tasks,
-            order,
-            name,
-            tenant=first.tenant,
-            priority=first.priority,
-            deadline=first.deadline,
-            memory=max([task.memory for task in tasks]),
-        )
-        task.resident_bytes = sum(int(array.nbytes) for array in arrays.values())
-        task.memory = max(task.memory, task.resident_bytes)
-        return task
 
     def submit_request(self, request: Request, after: Future[Any] | Sequence[Future[Any]] = ()) -> list[Handle]:
         """Submit a request of tasks from `task`; see `submit_many`."""

@@ -83,16 +83,11 @@ class Profile:
                 raise errors.ArgumentError(message, name="kind") from None
         for name, maximum in _AMOUNTS.items():
             value = getattr(self, name)
-            if type(value) is float and 0 <= value <= maximum:
-                continue
             if value is not None or maximum == 1:
                 object.__setattr__(self, name, checked_number(value, name, maximum=maximum, of="a profile"))
         for name in _COUNTS:
-            value = getattr(self, name)
-            if type(value) is not int or not 0 <= value <= INT64_MAX:
-                object.__setattr__(
-                    self, name, checked_integer(value, name, minimum=0, maximum=INT64_MAX, of="a profile")
-                )
+            count = checked_integer(getattr(self, name), name, minimum=0, maximum=INT64_MAX, of="a profile")
+            object.__setattr__(self, name, count)
 
 
 @dataclass(eq=False)

@@ -127,11 +127,6 @@ class Account:
         self.credit = self.bound
         self.memory = None if memory is None else int(memory * capacity.memory if memory <= 1 else memory)
 
-    @property
-    def name(self) -> str:
-        """The tenant's name."""
-        return self.tenant.name
-
     def priority(self, task: Task) -> int:
         """Return the priority of a task, limited to the ceiling of the tenant."""
         ceiling = self.tenant.ceiling
@@ -207,7 +202,7 @@ class Tenants(dict[str, Account]):
 
     def _forget(self) -> None:
         """Forget the older half of the idle accounts, because the number of names that programs choose is unbounded."""
-        idle = [a.name for a in self.values() if not (a.waiting or a.running or a.held)]
+        idle = [name for name, a in self.items() if not (a.waiting or a.running or a.held)]
         for name in idle[: (len(idle) + 1) // 2]:
             del self[name]
 
@@ -255,7 +250,7 @@ class Tenants(dict[str, Account]):
         if not over:
             return frozenset()
         is_contended = not spare and any(a.waiting and a.within for a in self.values())
-        return frozenset(a.name for a in over if is_contended or not a.tenant.burst)
+        return frozenset(a.tenant.name for a in over if is_contended or not a.tenant.burst)
 
     def must_yield(self, name: str, rival: str) -> bool:
         """Return True if a tenant is over its quota and `rival` is not, so that a waiting task of `rival` bars it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
@@ -10,9 +10,6 @@ from .task import Job
 
 Entry = tuple[float, int, Job, Hashable]
 """Key, number, job, and the key of its bucket."""
-
-_REMOVED: Any = None
-"""Value of a list position whose entry was removed."""
 
 
 class Waiting:
@@ -82,27 +79,23 @@ class Waiting:
     def heads(self) -> list[Job]:
         """Return the first job of each bucket that may be launched."""
         if self.unrestricted:
-            return [bucket.entries[bucket.start][2] for bucket in self._buckets.values()]
-        allowed = self.allowed
-        jobs = []
-        for bucket in self._buckets.values():
-            job = bucket.first(allowed)
-            if job is not None:
-                jobs.append(job)
-        return jobs
+            return [bucket.entries[0][2] for bucket in self._buckets.values()]
+        firsts = (self._first_of(bucket.entries) for bucket in self._buckets.values())
+        return [job for job in firsts if job is not None]
+
+    def _first_of(self, entries: list[Entry]) -> Job | None:
+        return next((entry[2] for entry in entries if self.allowed(entry[2])), None)
 
     def buckets(self) -> list[tuple[Job, int]]:
         """Return the first job and the number of jobs of each bucket."""
-        return [(b.entries[b.start][2], len(b.entries) - b.start) for b in self._buckets.values()]
+        return [(bucket.entries[0][2], len(bucket.entries)) for bucket in self._buckets.values()]
 
     def behind(self, job: Job) -> Iterator[Job]:
         """Return the later jobs of the same bucket that may be launched, in order."""
         entry = self._entries[job]
-        bucket = self._buckets[entry[3]]
-        entries = bucket.entries
-        index = bucket.start if entries[bucket.start][2] is job else bisect_left(entries, entry, bucket.start)
-        later = (entries[k][2] for k in range(index + 1, len(entries)))
-        return later if self.unrestricted else (candidate for candidate in later if self.allowed(candidate))
+        entries = self._buckets[entry[3]].entries
+        later = (entries[k][2] for k in range(bisect_right(entries, entry), len(entries)))
+        return later if self.unrestricted else filter(self.allowed, later)
 
     def passed(self, job: Job) -> int:
         """Return the overtaken count: younger jobs of other buckets launched since the last launch of its own bucket.
@@ -113,21 +106,17 @@ class Waiting:
 
     def add(self, job: Job) -> None:
         """Add a job that has arrived or was preempted."""
-        bucket_key, key = self._bucket(job), self._key(job)
-        bucket = self._buckets.get(bucket_key)
-        if bucket is None:
-            bucket = self._buckets[bucket_key] = _Bucket()
-        self._entries[job] = entry = (key, job.number, job, bucket_key)
-        bucket.add(entry)
+        bucket_key = self._bucket(job)
+        self._entries[job] = entry = (self._key(job), job.number, job, bucket_key)
+        insort(self._buckets.setdefault(bucket_key, _Bucket()).entries, entry)
 
     def remove(self, job: Job) -> None:
         """Remove a job."""
         entry = self._entries.pop(job)
-        bucket_key = entry[3]
-        bucket = self._buckets[bucket_key]
-        bucket.remove(entry)
-        if bucket.start == len(bucket.entries):
-            del self._buckets[bucket_key]
+        entries = self._buckets[entry[3]].entries
+        del entries[bisect_left(entries, entry)]
+        if not entries:
+            del self._buckets[entry[3]]
 
     def launched(self, job: Job) -> None:
         """Remove a launched job, and increment the overtaken count of buckets with older jobs."""
@@ -135,46 +124,17 @@ class Waiting:
         own_bucket.passed = 0
         if len(self._buckets) > 1:
             for bucket in self._buckets.values():
-                head = bucket.entries[bucket.start][2]
+                head = bucket.entries[0][2]
                 if bucket is not own_bucket and (head.arrival, head.number) < (job.arrival, job.number):
                     bucket.passed += 1
         self.remove(job)
 
 
 class _Bucket:
-    """Sorted entries. Most removals are at the front, so the offset `start` saves moving a long list each time."""
+    """Sorted entries, and the overtaken count."""
 
-    __slots__ = ("entries", "passed", "start")
+    __slots__ = ("entries", "passed")
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
-        self.start = 0
         self.passed = 0
-
-    def first(self, allowed: Callable[[Job], bool]) -> Job | None:
-        entries = self.entries
-        for i in range(self.start, len(entries)):
-            job = entries[i][2]
-            if allowed(job):
-                return job
-        return None
-
-    def add(self, entry: Entry) -> None:
-        entries = self.entries
-        if not entries or entries[-1] < entry:
-            entries.append(entry)
-        else:
-            insort(entries, entry, self.start)
-
-    def remove(self, entry: Entry) -> None:
-        entries, start = self.entries, self.start
-        if entries[start][2] is not entry[2]:
-            i = bisect_left(entries, entry, start)
-            if i > start:
-                del entries[i]
-                return
-        entries[start] = _REMOVED  # a stale entry would keep the arrays of its task alive
-        self.start = start = start + 1
-        if start == len(entries) or (start >= 64 and 2 * start >= len(entries)):
-            del entries[:start]
-            self.start = 0

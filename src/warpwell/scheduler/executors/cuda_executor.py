@@ -629,11 +629,12 @@ class CudaExecutor(Engine[CudaRun]):
             run.control = 0
 
     @property
-    def _woken(self) -> bool:
+    def _woken(self) -> bool:  # type: ignore[override]
         return bool(self._queues.woken)
 
-    def _clear_wake(self) -> None:
-        self._queues.clear_wake()
+    @_woken.setter
+    def _woken(self, value: bool) -> None:
+        self._queues.clear_wake()  # `wait` only resets it
 
     def _watch(self, until: float) -> None:
         if any(not run.is_queued for run in self._postponed):

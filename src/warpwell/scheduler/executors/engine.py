@@ -182,9 +182,11 @@ class Engine(Executor, Generic[R]):
 
     stop_seconds = 0.0
     """Time from setting `STOP` until the last worker reads it between two blocks."""
+    _woken: bool
+    """Whether `wake` was called since the last return of `wait`."""
 
     def __init__(self, capacity: Capacity, device: str, launch_seconds: float) -> None:
-        self._capacity = capacity
+        self.capacity = capacity
         self._device = device
         self._began = clock.monotonic()
         self._runs: dict[Job, R] = {}
@@ -194,11 +196,6 @@ class Engine(Executor, Generic[R]):
         self._posts: deque[tuple[R, BaseException | None, Callable[[R, BaseException | None], None]]] = deque()
         self._abandoned: set[R] = set()
         self._pace = Pace(launch_seconds)
-
-    @property
-    def capacity(self) -> Capacity:
-        """Capacity of the device. On a CPU, processors are cores and blocks are threads."""
-        return self._capacity
 
     def now(self) -> float:
         """Return the seconds since the executor was created."""
@@ -279,7 +276,7 @@ class Engine(Executor, Generic[R]):
                 break
             if not self._prepare_ahead():
                 self._watch(now + 1.0 if until is None else until)
-        self._clear_wake()
+        self._woken = False
 
     # -- interface of a device -----------------------------------------------------------------------------------
 
@@ -311,15 +308,6 @@ class Engine(Executor, Generic[R]):
     @abstractmethod
     def _set_stop(self, run: R) -> None:
         """Set `STOP` of a run to its `floor`."""
-
-    @property
-    @abstractmethod
-    def _woken(self) -> bool:
-        """Whether `wake` was called since `_clear_wake`."""
-
-    @abstractmethod
-    def _clear_wake(self) -> None:
-        """Reset `_woken`."""
 
     @abstractmethod
     def _watch(self, until: float) -> None:

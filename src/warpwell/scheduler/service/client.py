@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ..._check import checked_seconds, shown
-from ..._future import Future
+from ..._future import Future, require_same_process
 from ..._os import socket_peer
 from ...targets import at_address, overlap, viewed
 from ..accesses import accesses_of
@@ -322,10 +322,7 @@ class Client:
         return listed
 
     def _check(self) -> None:
-        if self._process != os.getpid():
-            raise errors.ForkError(
-                f"this connection belongs to process {self._process}, from which this one was forked: connect again"
-            )
+        require_same_process(self._process, "this connection")
         if threading.current_thread() is self._reader:
             raise errors.SchedulerError("a callback must not wait for the service: do it in another thread")
 
