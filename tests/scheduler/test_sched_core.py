@@ -377,7 +377,7 @@ def test_without_settings_any_tenant_is_welcome(settings) -> None:
         ({"a": {"speed": 3}}, "speed"),
         ({"a": {"window": 0}}, "window"),
         ([Tenant("a"), Tenant("a")], "two settings"),
-        (3, "tenants is 3: pass a dictionary"),
+        (3, "tenants has 3, which is not a Tenant: pass a dictionary"),
         ("ab", "tenants has 'a', which is not a Tenant: pass a dictionary"),
         ({3: 1}, "named 3: give a string"),
         ({"a": "x"}, "setting of tenant 'a' is 'x': pass a dictionary"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.harness import preemption
+from tests.harness.preemption import live_threads
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
@@ -162,11 +163,11 @@ def test_a_quota_is_never_exceeded(executor):
         time.sleep(1e-4)
     assert peak[0] <= 2
     executor.resize(job, 1)
-    until(lambda: executor.live(job) <= 1)
+    until(lambda: live_threads(executor, job) <= 1)
     claimed = executor.claimed(job)  # until its block ends, a thread that has counted two may write 2 to `peak`
-    until(lambda: executor.claimed(job) > claimed or executor.live(job) == 0)
+    until(lambda: executor.claimed(job) > claimed or live_threads(executor, job) == 0)
     peak[0] = 0
-    until(lambda: peak[0] > 0 or executor.live(job) == 0)
+    until(lambda: peak[0] > 0 or live_threads(executor, job) == 0)
     assert peak[0] <= 1
     executor.resize(job, 3)
     event = event_of(executor)
@@ -180,7 +181,7 @@ def test_growing_waits_for_those_that_are_to_leave(executor):
     until(lambda: executor.claimed(gate.job) == 3)
     executor.resize(gate.job, 1)
     executor.resize(gate.job, 3)  # the two workers have not left yet: they stay, and none is added
-    assert executor.live(gate.job) == 3
+    assert live_threads(executor, gate.job) == 3
     time.sleep(0.02)
     assert executor.claimed(gate.job) == 3
     gate.open()
@@ -193,12 +194,12 @@ def test_a_shrink_is_obeyed_at_the_end_of_a_block(executor):
     executor.launch(gate.job, Placement(workers=3))
     until(lambda: executor.claimed(gate.job) == 6)
     executor.resize(gate.job, 1)
-    assert executor.live(gate.job) == 3
+    assert live_threads(executor, gate.job) == 3
     gate.open(6)
-    until(lambda: executor.live(gate.job) == 1)
+    until(lambda: live_threads(executor, gate.job) == 1)
     until(lambda: executor.claimed(gate.job) == 7)
     time.sleep(0.02)
-    assert executor.claimed(gate.job) == 7 and executor.live(gate.job) == 1
+    assert executor.claimed(gate.job) == 7 and live_threads(executor, gate.job) == 1
     gate.open()
     assert isinstance(event_of(executor), Ended)
     assert (gate.counts == 1).all()

@@ -530,14 +530,12 @@ def test_arguments_that_cannot_be_sent() -> None:
         {"arguments": [["array", -1]]},
         {"arguments": [["array", True]]},
         {"arguments": [["scalar", 0]]},
-        {"arguments": [["int", 1 << 63]]},
-        {"arguments": [["int", 0.5]]},
-        {"arguments": [["int", True]]},
+        {"arguments": [["value", 1 << 63]]},
         {"arguments": [["pickle", "gA=="]]},
-        {"arguments": [["float", "nan"]]},
+        {"arguments": [["value", "nan"]]},
         {"arguments": [[["int"], 1]]},
         {"arguments": [7]},
-        {"arguments": [["int", 0]] * 257},
+        {"arguments": [["value", 0]] * 257},
         {"arguments": {}},
     ],
 )
@@ -1303,7 +1301,7 @@ def test_invalid_clients_are_refused_and_others_served(make: Made) -> None:
 def test_invalid_requests_fail_alone(make: Made) -> None:
     service = make()
     named = {"path": "/k.py", "name": "double", "sha256": 64 * "0"}
-    good: dict[str, Any] = {"kernel": named, "shape": [1], "arguments": [["int", 1]]}
+    good: dict[str, Any] = {"kernel": named, "shape": [1], "arguments": [["value", 1]]}
     owner = service.properties["owner_pid"]
     connection = greeted(service)
     connection.send({"type": "status", "call": 1})
@@ -2088,7 +2086,7 @@ def test_a_client_connects_again_while_its_request_runs_alone(make: Made) -> Non
     kernel = {"path": "/k.py", "name": "ignore_cancel", "sha256": 64 * "0"}
 
     def submit(connection: Connection, name: str) -> None:
-        tasks = [{"kernel": {**kernel, "name": name}, "shape": [1], "arguments": [["int", 1]]}]
+        tasks = [{"kernel": {**kernel, "name": name}, "shape": [1], "arguments": [["value", 1]]}]
         connection.send({"type": "submit", "call": 1, "tasks": tasks})
         with answer(connection) as reply:
             assert reply.kind == "reply" and "error" not in reply.header

@@ -279,28 +279,20 @@ def _read_names(path: str | None, option: str) -> dict[str, Any] | None:
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Show the state of a service."""
-    output = output_of(arguments)
-    service = _service_status(arguments, output)
-    if arguments.json:
-        output.print_json(service)
-    elif not arguments.prometheus:
-        output.result(service["socket"], service)
-    return 0
-
-
-def _service_status(arguments: argparse.Namespace, output: Output) -> dict[str, Any]:
-    """Return the state of a service; write its log and print its metrics, according to the options."""
+    """Show the state of a service; write its log and print its metrics, according to the options."""
     from ..scheduler import connect
 
-    client = connect(arguments.socket)
-    try:
+    output = output_of(arguments)
+    with connect(arguments.socket) as client:
         if arguments.log is not None:
             log = client.log()  # An error does not change the file.
             with open(arguments.log, "w", encoding="utf-8") as stream:
                 log.write(stream)
         if arguments.prometheus:
             output.screen.print(client.metrics(), end="", markup=False)
-        return {"socket": str(client.path), **client.status()}
-    finally:
-        client.close(cancel=True)
+        service = {"socket": str(client.path), **client.status()}
+    if arguments.json:
+        output.print_json(service)
+    elif not arguments.prometheus:
+        output.result(service["socket"], service)
+    return 0

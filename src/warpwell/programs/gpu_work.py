@@ -69,10 +69,15 @@ class Work:
     A host may enqueue much faster than the GPU works, and the next program would wait for all of it. So the host waits
     at a mark if more than `RUN_AHEAD_SECONDS` of work, and at least one turn or a part of a turn, are queued after the
     mark. The average interval between marks is the estimate of the work between them.
+
+    Attributes
+    ----------
+    context : int
+        CUDA context of the last turn. With 0 there is no work.
     """
 
     def __init__(self) -> None:
-        self._context = 0
+        self.context = 0
         self._last_mark: list[Any] = []
         self._is_whole = True
         self._marks: list[list[Any]] = [[] for _ in range(_MARKS)]
@@ -80,18 +85,13 @@ class Work:
         self._interval = 4 * RUN_AHEAD_SECONDS
         self._marked = 0.0
 
-    @property
-    def has_context(self) -> bool:
-        """Whether there may be work: a turn had a CUDA context."""
-        return self._context != 0
-
     def mark(self, streams: tuple[int, ...]) -> None:
         """Record that all work until now belongs to turns, or parts of a turn, that have ended."""
         context = current_context()
         self._last_mark, self._is_whole = [], True
-        if context != self._context:
+        if context != self.context:
             self._forget_marks()
-            self._context = context
+            self.context = context
         if not context:
             return
         library, marks = driver(), self._marks[self._count % _MARKS]
@@ -111,7 +111,7 @@ class Work:
     def wait_ahead(self) -> None:
         """Wait until the queued work is short enough."""
         depth = min(_MARKS - 1, max(1, int(RUN_AHEAD_SECONDS / self._interval))) if self._interval else 1
-        if self._context and self._count > depth:
+        if self.context and self._count > depth:
             for event in self._marks[(self._count - 1 - depth) % _MARKS]:
                 driver().cuEventSynchronize(event)
 
@@ -129,11 +129,11 @@ class Work:
         If the turn named its streams, this method waits for the events of the last mark, because the streams may have
         been destroyed.
         """
-        if not self._context:
+        if not self.context:
             return
         library, before = driver(), current_context()
-        if before != self._context:
-            library.cuCtxSetCurrent(self._context)
+        if before != self.context:
+            library.cuCtxSetCurrent(self.context)
         try:
             if self._is_whole:
                 library.cuCtxSynchronize()
@@ -141,7 +141,7 @@ class Work:
                 for event in self._last_mark:
                     library.cuEventSynchronize(event)
         finally:
-            if before != self._context:
+            if before != self.context:
                 library.cuCtxSetCurrent(before or None)
 
     def _forget_marks(self) -> None:

@@ -456,7 +456,7 @@ class Lease:
             index, before, entries = self._index, entries, self._entries
             closed = self.board.futex(index, Board.CLOSED)
             with contextlib.suppress(Exception):  # an error of the driver: the thread checks again
-                is_contended = self._is_contended or not self.work.has_context or self._is_awaited()
+                is_contended = self._is_contended or not self.work.context or self._is_awaited()
                 if is_contended and not self.inside:
                     self.release()
             is_busy = self._is_in_flight or entries != before

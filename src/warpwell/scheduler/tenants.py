@@ -267,9 +267,7 @@ def read_tenants(settings: Mapping[str, Any] | Iterable[Tenant] | None) -> list[
     if settings is None:
         return []
     if not isinstance(settings, Mapping):
-        if not isinstance(settings, Iterable):
-            raise errors.ArgumentError(f"tenants is {settings!r:.40}: {_EXPECTED}", name="tenants")
-        found = list(settings)
+        found = list(settings) if isinstance(settings, Iterable) else [settings]
         wrong = next((item for item in found if not isinstance(item, Tenant)), None)
         if wrong is not None:
             raise errors.ArgumentError(f"tenants has {wrong!r:.40}, which is not a Tenant: {_EXPECTED}", name="tenants")

@@ -39,6 +39,8 @@ class CpuRun(Run):
     ----------
     since : float
         Time of the last launch of its blocks (`warpwell._os.clock`).
+    done_at_launch : int
+        Completed blocks at that time.
     fields : array of int64 or None
         The control record; None until the run is prepared.
     """
@@ -46,7 +48,7 @@ class CpuRun(Run):
     since = 0.0
     fields: Any = None
     is_unmodified = False
-    _done_at_launch = 0
+    done_at_launch = 0
 
     @property
     def has_workers(self) -> bool:
@@ -68,7 +70,7 @@ class CpuRun(Run):
     def drain_seconds(self) -> float:
         """The mean seconds of the blocks that ended since the launch; if none has ended, the time since the launch."""
         ran = clock.monotonic() - self.since
-        ended = self.count_blocks() - self._done_at_launch
+        ended = self.count_blocks() - self.done_at_launch
         return ran if ended == 0 else ran * max(self.inside, 1) / ended
 
     def load(self, blocks: Any, threads: int) -> None:
@@ -95,16 +97,26 @@ class CpuRun(Run):
             finally:
                 blocks.end()
 
-    def begin_launch(self) -> None:
-        """Record a launch for `drain_seconds`."""
-        self.phase, self.since, self._done_at_launch = Phase.RUNNING, clock.monotonic(), self.done
+    def work(self, worker: int) -> BaseException | None:
+        """Run blocks until the thread must leave, or the unmodified kernel, which uses more threads; return the error.
 
-    def work(self, worker: int) -> None:
-        """Run blocks until the thread must leave, or run the unmodified kernel, which uses more threads."""
-        if self.is_unmodified:
-            self.job.task.launch(*self.job.task.arguments, device="cpu", flag=self.blocks.flag)
-        else:
+        The helper thread of `worker` calls this.
+        """
+        task = self.job.task
+        try:
+            if self.is_unmodified:
+                task.launch(*task.arguments, device="cpu", flag=self.blocks.flag)
+                return None
             self.blocks.work(self.fields.ctypes.data, worker)
+            if worker >= self.floor and self.claimed < self.blocks.blocks:
+                raise errors.SchedulerError(
+                    f"worker {worker} of task {task.name!r} left at block {self.claimed} of {self.blocks.blocks}: "
+                    "report this",
+                    task=task.name,
+                )
+        except BaseException as failure:  # the error fails the task
+            return failure
+        return None
 
 
 class CpuExecutor(Engine[CpuRun]):
@@ -156,12 +168,6 @@ class CpuExecutor(Engine[CpuRun]):
         self._advance()
         run = self._runs.get(job)
         return job.done if run is None else run.claimed
-
-    def live(self, job: Job) -> int:
-        """Return the number of threads of a job. It exceeds a reduced quota until the surplus threads have left."""
-        self._advance()
-        run = self._runs.get(job)
-        return 0 if run is None else run.inside
 
     def wake(self) -> None:
         """See `Executor`."""
@@ -223,13 +229,13 @@ class CpuExecutor(Engine[CpuRun]):
         run.load(self._cut(run.job.task), self.threads)
 
     def _start(self, run: CpuRun) -> None:
-        run.begin_launch()
+        run.phase, run.since, run.done_at_launch = Phase.RUNNING, clock.monotonic(), run.done
         self._grow(run)
 
     def _grow(self, run: CpuRun) -> None:
         """Start a thread for each free place of the quota while unclaimed blocks remain."""
         for _ in range(min(run.max_workers() - run.inside, run.blocks.blocks - run.claimed)):
-            self._in_background(run, functools.partial(_work, worker=run.top), self._exited)
+            self._in_background(run, functools.partial(CpuRun.work, worker=run.top), self._exited)
             run.top += 1
 
     def _exited(self, run: CpuRun, error: BaseException | None) -> None:
@@ -285,18 +291,3 @@ def _needs_compiler(task: Task) -> bool:
     """Return True if the unmodified kernel of a task is not compiled; False for functions and batches."""
     is_kernel = not isinstance(task.launch, Call | Batch)
     return is_kernel and ("cpu", len(task.arguments)) not in task.launch.kernel.compiled
-
-
-def _work(run: CpuRun, worker: int) -> BaseException | None:
-    """Run blocks in this thread until it must leave, or run the unmodified kernel, which uses more threads."""
-    try:
-        run.work(worker)
-        if run.has_workers and worker >= run.floor and run.claimed < run.blocks.blocks:
-            name = run.job.task.name
-            raise errors.SchedulerError(
-                f"worker {worker} of task {name!r} left at block {run.claimed} of {run.blocks.blocks}: report this",
-                task=name,
-            )
-    except BaseException as failure:  # the error fails the task
-        return failure
-    return None

@@ -629,7 +629,7 @@ class CudaExecutor(Engine[CudaRun]):
             run.control = 0
 
     @property
-    def _woken(self) -> bool:  # type: ignore[override]
+    def _woken(self) -> bool:
         return bool(self._queues.woken)
 
     @_woken.setter

@@ -662,9 +662,8 @@ class Packer:
             self.arrays.append(np.asarray(value))
             self.targets.append(None)
             return ["scalar", len(self.arrays) - 1]
-        if isinstance(value, bool | int | float) and (not isinstance(value, int) or value in messages.INT64):
-            kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
-            return [kind, value if kind != "float" else float(value)]
+        if isinstance(value, float) or (isinstance(value, int) and value in messages.INT64):
+            return ["value", value]
         if is_foreign(value):
             tensor, dtype = located(value, label)
             if not tensor.on_host and size_of(tensor, dtype):

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from ... import errors
 from ..task import Kind, Profile
 
-VERSION = 4
+VERSION = 5
 """Version of the messages. A peer refuses other versions."""
 
 MAX_TEXT = 1 << 16
@@ -288,7 +288,7 @@ def arguments_of(task: dict[str, Any], arrays: Sequence[Any], buffers: Any) -> l
     """Return the arguments of a received launch; raise ServiceError if one is invalid.
 
     Each is a pair: ["array", index in the message], ["scalar", index of an array with one item], ["buffer", number of
-    an array on the device], or ["int" or "float" or "bool", value]. ``buffers(number)`` returns an array on the device.
+    an array on the device], or ["value", number or boolean]. ``buffers(number)`` returns an array on the device.
     """
     found: list[Any] = []
     listed = checked(task, "arguments", list)
@@ -303,9 +303,7 @@ def arguments_of(task: dict[str, Any], arrays: Sequence[Any], buffers: Any) -> l
             found.append(arrays[value][()])
         elif kind == "buffer" and type(value) is int:
             found.append(buffers(value))
-        elif (kind == "int" and type(value) is int and value in INT64) or (
-            kind in ("float", "bool") and type(value).__name__ == kind
-        ):
+        elif kind == "value" and (type(value) in (bool, float) or (type(value) is int and value in INT64)):
             found.append(value)
         else:
             raise errors.ServiceError(f"an argument of kind {kind!r:.20} has the invalid value {value!r:.40}")
