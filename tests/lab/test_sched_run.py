@@ -140,8 +140,8 @@ def test_explaining_a_log(capsys: Capture, tmp_path: Path) -> None:
     path = written(tmp_path / "l.jsonl")
     _, out, _ = called(capsys, "explain", str(path))
     out_lines = out.splitlines()
-    assert out_lines[0] == "policy source" and len(out_lines) == 3
-    assert "gemm (task 0) was launched on the idle device" in out_lines[1]
+    assert "policy" in out and "source" in out
+    assert "gemm (task 0) was launched on the idle device" in out_lines[-2] and "mvt (task 1)" in out_lines[-1]
     _, out, _ = called(
         capsys,
         "explain",
@@ -177,21 +177,21 @@ def test_filters_that_match_nothing_say_so(capsys: Capture, tmp_path: Path) -> N
         (["--task", "7", "--since", "0.1"], "--task 7 --since 0.1"),
     ):
         code, out, err = called(capsys, "explain", str(path), *options)
-        assert code == 0 and out == "policy source\n"
+        assert code == 0 and "source" in out and "task" not in out
         assert err.startswith(f"nothing matches {filters}; tenants in this log: a, b; tasks 0 to 1")
     assert called(capsys, "explain", str(path), "--tenant", "a")[2] == ""
     path.write_text('{"about": {"policy": "source"}}\n')
     assert called(capsys, "explain", str(path))[2] == "this log has no events\n"
 
 
-def test_the_header_of_a_log(capsys: Capture, tmp_path: Path) -> None:
+def test_the_properties_of_a_log(capsys: Capture, tmp_path: Path) -> None:
     path = tmp_path / "l.jsonl"
-    fields = {"arrivals": "Poisson", "clock": 1755e6, "memory": 1 << 30, "policy": "source"}
-    path.write_text(json.dumps({"about": {**fields, "mix": "word " * 40, "prediction_error": 0.05}}) + "\n")
-    out_lines = called(capsys, "explain", str(path))[1].splitlines()
-    header = "policy source; arrivals Poisson; clock 1.755 GHz; memory 1.0 GiB; mix"
-    assert out_lines[0].startswith(header) and "prediction error 0.05" in out_lines[-1]
-    assert max(map(len, out_lines)) <= 100
+    fields = {"arrivals": "Poisson", "memory": 1 << 30, "policy": "source", "prediction_error": 0.05}
+    path.write_text(json.dumps({"about": fields}) + "\n")
+    rows = [row.split() for row in called(capsys, "explain", str(path))[1].splitlines()]
+    found = {" ".join(row).strip("│ ").replace(" │ ", ": ") for row in rows if "│" in row}
+    assert {"arrivals: Poisson", "policy: source", "prediction error: 0.05"} < found
+    assert any(row.startswith("memory: 1.0 GiB") for row in found)
 
 
 @pytest.mark.parametrize(

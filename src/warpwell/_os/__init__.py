@@ -7,6 +7,7 @@
 - `limits.py`: the limit of open files
 - `parent.py`: the end of a process with its parent
 - `peer.py`: the process at the other end of a socket
+- `processor.py`: the name of the processor
 - `probe.py`: probe in a child process whether a system call is allowed
 - `threads.py`: `Threads`, daemon threads that are started as needed
 """
@@ -19,6 +20,7 @@ from .limits import allow_more_files
 from .parent import end_with_parent
 from .peer import socket_peer
 from .probe import probe
+from .processor import processor_name
 from .threads import Threads
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "lock_descriptor",
     "open_for_lock",
     "probe",
+    "processor_name",
     "socket_peer",
     "uninterrupted",
     "unlock_descriptor",

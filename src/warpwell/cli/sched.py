@@ -93,8 +93,6 @@ def trace_option(parser: argparse.ArgumentParser) -> None:
 # -- explain -----------------------------------------------------------------------------------------------------------
 
 _LISTED_TENANTS = 20
-_HEADER_NAMES = {"compressed": "time compressed by", "cost": "cost model"}
-"""Names of keys of a log's `about`."""
 
 
 def explain(arguments: argparse.Namespace) -> int:
@@ -131,7 +129,7 @@ def explain(arguments: argparse.Namespace) -> int:
         output.print_json({"log": arguments.log, "about": log.about, "events": events})
         return 0
     if log.about:
-        output.screen.print(_header(log.about), style="bold")
+        output.result("log", log.about)
     empty = True
     for event, text in selected:  # without rich: a log may have a million lines
         sys.stdout.write(f"{event.time:12.6f} s  {text}\n")
@@ -140,25 +138,6 @@ def explain(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
         output.notes.print(_explain_nothing(arguments, log), soft_wrap=True)
     return 0
-
-
-def _header(about: dict[str, Any]) -> str:
-    """Return a log's `about` as text, the policy first; lists of names are omitted."""
-    import textwrap
-
-    from ..cache import format_size
-
-    parts = []
-    for key, value in sorted(about.items(), key=lambda item: item[0] != "policy"):
-        if key == "clock" and isinstance(value, int | float):
-            parts.append(f"clock {value / 1e9:.4g} GHz")
-        elif key == "memory" and isinstance(value, int):
-            parts.append(f"memory {format_size(value)}")
-        elif isinstance(value, str | int | float) and value != "":
-            text = f"{value:.4g}" if isinstance(value, float) else str(value)
-            parts.append(f"{_HEADER_NAMES.get(key, key.replace('_', ' '))} {text}")
-    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.fill("; ".join(parts), 100, subsequent_indent="  ", **options)
 
 
 def _explain_nothing(arguments: argparse.Namespace, log: Log) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
-from .. import errors
+from .._check import checked_number
 from .task import Kind
 
 
@@ -41,14 +42,9 @@ class SourceModel:
     origin: str = "source"
 
     def __post_init__(self) -> None:
-        for name in ("slope", "base"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise errors.ArgumentError(f"{name} of the cost formula is {value}: give 0 or more", name=name)
-        for name in ("memory_decay", "compute_decay"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise errors.ArgumentError(f"{name} is {value}: it is a ratio, 0 to 1", name=name)
+        for name in ("slope", "base", "memory_decay", "compute_decay"):
+            maximum = 1.0 if name.endswith("decay") else sys.float_info.max
+            checked_number(getattr(self, name), name, maximum=maximum, of="the cost formula")
 
     def preempt_cycles(self, miss_rate: float, registers: float, shared: float, blocks: float) -> float:
         """Return the cycles for saving the resident blocks of a kernel.

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from .. import errors, registry
-from .._check import checked_device
+from .._check import checked_callable, checked_device
 from ..targets import Launch, default_device, is_argument
 from .accesses import accesses_of
 from .batch import BATCH_LAUNCH_SECONDS, batched
@@ -119,19 +119,13 @@ class Scheduler:
         if devices is not None:
             raise errors.ArgumentError("devices= is for Scheduler itself: inherit from PoolScheduler", name="devices")
         self.device = checked_device(device or default_device(), among=("cpu", "cuda"))
-        for name, value, is_valid, expected in (
-            ("policy", policy, isinstance(policy, str | Policy), "a name, or a Policy"),
-            ("analyzer", analyzer, analyzer is None or callable(analyzer), "a function that returns a Profile"),
-            (
-                "executor",
-                executor,
-                executor is None or isinstance(executor, Executor) or callable(executor),
-                "an Executor, or a function that makes one",
-            ),
-            ("log", log, log is None or isinstance(log, Log), "a Log of warpwell.scheduler.extend, or None"),
-        ):
-            if not is_valid:
-                raise errors.ArgumentError(f"{name} is {value!r:.60}: give {expected}", name=name)
+        checked_callable(analyzer, "analyzer")
+        if not isinstance(executor, Executor):
+            checked_callable(executor, "executor")
+        if not isinstance(policy, str | Policy):
+            raise errors.ArgumentError(f"policy is {policy!r:.60}: give a name, or a Policy", name="policy")
+        if not isinstance(log, Log | None):
+            raise errors.ArgumentError(f"log is {log!r:.60}: give a Log of warpwell.scheduler.extend", name="log")
         self.log = feed = Log(max_events=DEFAULT_MAX_EVENTS) if log is None else log
         self._analyzer: Callable[[Task], Profile] | None = Learner(saves=True) if analyzer is None else analyzer
         self._learner = learner = self._analyzer if isinstance(self._analyzer, Learner) else None

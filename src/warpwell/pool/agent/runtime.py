@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
-import platform
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -14,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ..._os import processor_name
 from ...targets import view_of
 from .peer_access import HostAccess, PeerAccess
 
@@ -38,17 +36,6 @@ class _HostBlock:
         base = int(self.memory.ctypes.data)
         self.address = -(-base // _ALIGNMENT) * _ALIGNMENT
         self.bytes = self.memory[self.address - base :][:nbytes]
-
-
-@functools.cache
-def _processor() -> str:
-    """Return the name of the processor. (`platform.processor` starts a process for it.)"""
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        for line in file:
-            key, _, value = line.partition(":")
-            if key.strip() == "model name" and value.strip():
-                return value.strip()
-    return platform.machine()
 
 
 class Runtime:
@@ -76,7 +63,7 @@ class Runtime:
 
     def info(self) -> dict[str, Any]:
         """Return name, uuid, memory (bytes) and compute_capability (a pair, or None)."""
-        name, memory = _processor(), self.memory_info()[1]
+        name, memory = processor_name(), self.memory_info()[1]
         return {"name": name, "uuid": self._uuid, "memory": memory, "compute_capability": None}
 
     def memory_info(self) -> tuple[int, int]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-import platform
 import time
 
 import numpy as np
 
+from ..._os import processor_name
 from ..executor import Machine
 
 _COPIED_BYTES = 32 << 20
@@ -34,12 +33,4 @@ def host_machine() -> Machine:
         began = time.perf_counter()
         np.copyto(target, source)
         best = min(best, time.perf_counter() - began)
-    return Machine(bandwidth=2 * _COPIED_BYTES / best, name=f"cpu {_processor()}")
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
+    return Machine(bandwidth=2 * _COPIED_BYTES / best, name=f"cpu {processor_name()}")
