@@ -24,16 +24,9 @@ def rank(kinds: Iterable[Kind | None]) -> tuple[int, int]:
     For more than two kernels, the number of memory + memory pairs is compared first, then the number of compute +
     compute pairs. A kernel of unknown kind counts as memory-intensive, the worse of the two.
     """
-    count = memory = 0
-    for kind in kinds:
-        count += 1
-        memory += kind is not COMPUTE
-    return ranked(count, memory)
-
-
-def ranked(count: int, memory: int) -> tuple[int, int]:
-    """Return the rank of `count` kernels, `memory` of them memory-intensive or of unknown kind."""
-    compute = count - memory
+    is_memory = [kind is not COMPUTE for kind in kinds]
+    memory = sum(is_memory)
+    compute = len(is_memory) - memory
     return memory * (memory - 1) // 2, compute * (compute - 1) // 2
 
 
@@ -131,26 +124,6 @@ def remaining_seconds(job: Job, now: float) -> float | None:
     if resident > seconds:
         return resident * fraction / (1.0 - fraction) if fraction < 1.0 else resident
     return seconds * fraction
-
-
-def swaps(view: View) -> list[tuple[Job, list[Job]]]:
-    """Return waiting jobs, each with the running jobs that it could replace for a combination of better rank."""
-    running = view.running
-    memory = [job.task.profile.kind is not COMPUTE for job in running]
-    count, total = len(running), sum(memory)
-    now = ranked(count, total)
-    # Indexed by the class of the waiting job, which replaces a job of the other class.
-    better = ranked(count, total - 1) < now, ranked(count, total + 1) < now
-    found: list[tuple[Job, list[Job]]] = []
-    if not any(better):
-        return found
-    for job in view.waiting.heads():
-        is_memory = job.task.profile.kind is not COMPUTE
-        if better[is_memory]:
-            victims = [j for j, is_ in zip(running, memory, strict=True) if is_ is not is_memory and preemptible(j)]
-            if victims:
-                found.append((job, victims))
-    return found
 
 
 def gentlest_mode(view: View) -> str:

@@ -10,7 +10,7 @@ from ..policy import Decision, Hold, Policy, Preempt, View
 from ..predict.pairs import key_of
 from ..residency import demand
 from ..task import COMPUTE, MEMORY, PREEMPTED, Job, Placement
-from .sharing import age, gentlest_mode, grow, joined, rank, share, stopping, swaps
+from .sharing import age, gentlest_mode, grow, joined, preemptible, rank, share, stopping
 
 
 class Source(Policy):
@@ -61,11 +61,14 @@ class Source(Policy):
     # -- at the limit --------------------------------------------------------------------------------------
     def _replace(self, view: View) -> list[Decision]:
         running = view.running
+        current = rank([j.task.profile.kind for j in running])
         choices = []
-        for job, victims in swaps(view):
-            for victim in victims:
+        for job in view.waiting.heads():
+            for victim in filter(preemptible, running):
                 remaining = [j for j in running if j is not victim]
-                choices.append((self._order(remaining, job), victim, remaining, job))
+                order = self._order(remaining, job)
+                if order[:2] < current:  # only a better combination is weighed
+                    choices.append((order, victim, remaining, job))
         if not choices:
             return []
         best = min([choice[0] for choice in choices])
