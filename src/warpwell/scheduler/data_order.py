@@ -143,7 +143,7 @@ class DataOrder(Generic[J]):
         self._ended.discard(event)
         for start, end, _, space in self._accesses.pop(event, ()):  # type: ignore[call-overload]
             segments = self._segments.get(space, [])
-            first, last = self._covered(segments, start, end)
+            first, last = (bisect_left(segments, address, key=_START) for address in (start, end))
             left = []
             for segment in segments[first:last]:
                 if segment.writer is event:
@@ -155,46 +155,36 @@ class DataOrder(Generic[J]):
             if not segments:
                 self._segments.pop(space, None)
 
-    @staticmethod
-    def _covered(segments: list[_Segment[J]], start: int, end: int) -> tuple[int, int]:
-        """Return the range of positions of segments that overlap a range of memory."""
-        first = bisect_left(segments, start, key=_START)
-        if first and segments[first - 1].end > start:
-            first -= 1
-        return first, bisect_left(segments, end, key=_START)
-
     def _use(self, job: J, access: Access, found: set[J]) -> None:
         """Add the jobs that an access must follow to `found`, and record it."""
         start, end = access.start, access.end
         if start >= end:
             return
         segments = self._segments.setdefault(access.space, [])
-        first, last = self._covered(segments, start, end)
-        inside: list[_Segment[J]] = []
+        first, last = _split(segments, start), _split(segments, end)
         new: list[_Segment[J]] = []
+        position = start
         for segment in segments[first:last]:
-            if segment.start < start:
-                new.append(_Segment(segment.start, start, segment.writer, set(segment.readers)))
-            middle = _Segment(max(start, segment.start), min(end, segment.end), segment.writer, segment.readers)
-            inside.append(middle)
-            new.append(middle)
-            if segment.end > end:
-                new.append(_Segment(end, segment.end, segment.writer, set(segment.readers)))
-        for segment in inside:
             if segment.writer is not None:
                 found.add(segment.writer)
             if access.writes:
                 found |= segment.readers
-        if access.writes:
-            outside = [segment for segment in new if segment.end <= start or segment.start >= end]
-            new = [*outside, _Segment(start, end, job)]
-        else:
-            position = start
-            for segment in inside:
-                segment.readers.add(job)
+            else:
                 if position < segment.start:
                     new.append(_Segment(position, segment.start, None, {job}))
+                segment.readers.add(job)
+                new.append(segment)
                 position = segment.end
-            if position < end:
-                new.append(_Segment(position, end, None, {job}))
-        segments[first:last] = sorted(new, key=_START)
+        if position < end:
+            new.append(_Segment(position, end, job) if access.writes else _Segment(position, end, None, {job}))
+        segments[first:last] = new
+
+
+def _split(segments: list[_Segment[J]], address: int) -> int:
+    """Divide the segment that contains an address; return the position of the first segment from there on."""
+    position = bisect_left(segments, address, key=_START)
+    if position and segments[position - 1].end > address:
+        before = segments[position - 1]
+        segments.insert(position, _Segment(address, before.end, before.writer, set(before.readers)))
+        before.end = address
+    return position

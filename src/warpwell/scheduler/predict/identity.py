@@ -19,10 +19,7 @@ from .record import PROCESS_ONLY
 SIZE_CLASSES_PER_DOUBLING = 4
 """Number of size classes between a size and its double. Chosen, not fitted."""
 
-MAX_SIGNATURES = 64
-"""Maximum number of cached argument types of a kernel. Protection, not tuned."""
-
-_codes: weakref.WeakKeyDictionary[Any, tuple[str, dict[Any, str]]] = weakref.WeakKeyDictionary()
+_codes: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _numbers = itertools.count()
 
 
@@ -33,20 +30,17 @@ def identity(launch: Launch, arguments: Sequence[Any]) -> str:
     that is valid in this process only (`record.is_persistent`).
     """
     kernel = launch.kernel
-    function = kernel.function
-    found = _codes.get(function)
-    if found is None:
-        found = _codes[function] = _code(kernel), {}
-    code, names = found
+    code = _codes.get(kernel.function)
+    if code is None:
+        code = _codes[kernel.function] = _code(kernel)
     types = len(launch.shape), kernel.max_registers, kernel.block, *[_type(value) for value in arguments]
-    name = names.get(types)
-    if name is None:
-        if len(names) >= MAX_SIGNATURES:
-            names.clear()
-        digest = hashlib.sha256(f"{code} {types}".encode(errors="surrogatepass")).hexdigest()[:16]
-        title = str(kernel.__name__)  # type: ignore[attr-defined]
-        name = names[types] = f"{title}{PROCESS_ONLY if code.startswith('~') else '@'}{digest}"
-    return name
+    return _key(str(kernel.__name__), code, types)  # type: ignore[attr-defined]
+
+
+@functools.lru_cache(maxsize=4096)
+def _key(name: str, code: str, types: tuple[Any, ...]) -> str:
+    digest = hashlib.sha256(f"{code} {types}".encode(errors="surrogatepass")).hexdigest()[:16]
+    return f"{name}{PROCESS_ONLY if code.startswith('~') else '@'}{digest}"
 
 
 @functools.lru_cache(maxsize=4096)
