@@ -803,7 +803,7 @@ def test_a_run_that_ended_before_one_that_is_withdrawn_is_reported() -> None:
     assert not executor._runs[withdrawn].is_launched()
     executor.launch(ended, Placement(workers=1))
     run = executor._runs[ended]
-    run.comes_after(executor._runs[withdrawn])
+    run.after = executor._runs[withdrawn]
     until(lambda: executor.wait(executor.now() + 1e-3) or executor.poll() or run.rows == 0)
     assert not executor.poll()
     executor._runs[withdrawn].after = None  # as if `second` had ended

@@ -69,16 +69,15 @@ class Arbiter:
     Parameters
     ----------
     own_board : Board
-    limit : int
-        Programs that may have the device at the same time: 1, because processes have separate contexts.
     now : callable
         Returns the monotonic time in seconds.
     """
 
-    def __init__(self, own_board: Board, *, limit: int = 1, now: Callable[[], float] = clock.monotonic) -> None:
+    def __init__(self, own_board: Board, *, now: Callable[[], float] = clock.monotonic) -> None:
         self.board, self._now = own_board, now
         self.executor = ProgramExecutor(own_board, now)
-        self.core = Core(self.executor, Programs(), limit=limit, log=_LineLog(), keep=False, trusts=False)
+        # One program at a time has the device, because processes have separate contexts.
+        self.core = Core(self.executor, Programs(), limit=1, log=_LineLog(), keep=False, trusts=False)
         self.core.log.about = {"policy": "programs", "device": own_board.name}
         self.programs: dict[tuple[int, int], Program] = {}
         self.executor.programs = self.programs.values()
@@ -133,7 +132,7 @@ class Arbiter:
             if key not in self.programs:
                 self.programs[key] = program = Program(self.board, *key, now)
                 self._apply_hold(program)
-                self.executor.welcome(program, self.core.limit)
+                self.executor.welcome(program)
         for key in self.programs.keys() - set(slots):
             self._forget(key)
 

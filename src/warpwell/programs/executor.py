@@ -244,9 +244,9 @@ class ProgramExecutor(Executor):
             return 0.0
         return 2e-3 if programs and all(program.is_lease for program in programs) else 0.2e-3
 
-    def welcome(self, program: Program, limit: int) -> None:
-        """Close the gate of a new program if `limit` gates are open."""
-        if program.is_open and len(self._running) + len(self._lingering) >= limit:
+    def welcome(self, program: Program) -> None:
+        """Close the gate of a new program if another gate is open."""
+        if program.is_open and (self._running or self._lingering):
             program.set_gate(False)
         elif program.is_open:
             self._lingering.add(program)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -280,40 +281,30 @@ class Scheduler:
 
     def _batches(self, launches: Sequence[Any], name: str | None, options: dict[str, Any]) -> list[Task]:
         """Return the tasks of launches in order; consecutive short launches become one task."""
-        distinct: dict[Any, tuple[Task, bool]] = {}
-        found: list[Task] = []
-        batch: dict[Any, int] = {}
-        order: list[int] = []
-
-        def close_batch() -> None:
-            tasks = [distinct[key][0] for key in batch]
-            if len(order) == 1:
-                prepared = tasks[0].prepared
-                found.append(tasks[0] if prepared is None else prepared.new_task())
-                distinct.clear()  # a request must not contain a task twice
-            elif order:
-                arrays = {id(array): array for task in tasks for array in _arrays(task.arguments)}
-                nbytes = sum(int(array.nbytes) for array in arrays.values())
-                found.append(batched(tasks, order.copy(), name or tasks[0].name, nbytes))
-            batch.clear()
-            order.clear()
-
+        distinct: dict[Any, Task] = {}
+        tasks: list[Task] = []
         for launch in launches:
             is_prepared = isinstance(launch, Prepared)
             if is_prepared and options:
                 raise errors.ArgumentError(_PREPARED, name=next(iter(options)))
             key = id(launch) if is_prepared else _key_of(launch)
             if key not in distinct:
-                task = launch.new_task() if is_prepared else self.task(*launch, **options)
-                distinct[key] = task, self._is_short(task)
-            task, short = distinct[key]
-            if short:
-                order.append(batch.setdefault(key, len(batch)))
-                continue
-            close_batch()
-            found.append(launch.new_task() if is_prepared else task)
-            distinct.pop(key, None)
-        close_batch()
+                distinct[key] = launch.new_task() if is_prepared else self.task(*launch, **options)
+            tasks.append(distinct[key])
+        short = {task: self._is_short(task) for task in distinct.values()}
+        found: list[Task] = []
+        used: set[Task] = set()  # a request must not contain a task twice
+        for is_batch, group in itertools.groupby(tasks, short.__getitem__):
+            listed = list(group)
+            if is_batch and len(listed) > 1:
+                batch = {task: position for position, task in enumerate(dict.fromkeys(listed))}
+                arrays = {id(array): array for task in batch for array in _arrays(task.arguments)}
+                nbytes = sum(int(array.nbytes) for array in arrays.values())
+                found.append(batched([*batch], [batch[task] for task in listed], name or listed[0].name, nbytes))
+            else:
+                for task in listed:
+                    found.append(task.again() if task in used else task)
+                    used.add(task)
         return found
 
     def _is_short(self, task: Task) -> bool:

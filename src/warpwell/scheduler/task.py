@@ -167,6 +167,14 @@ class Task:
                 raise errors.ArgumentError(message, name="deadline")
         require_profile(self.profile, self.name)
 
+    def again(self) -> Task:
+        """Return another task of the same launch, whose fields have been checked."""
+        task = copy.copy(self)
+        task.cut = None
+        if task.known is not None:
+            task.profile = task.known.profile
+        return task
+
 
 class Prepared:
     """A launch that `Scheduler.prepare` has checked once, for many submissions.
@@ -185,12 +193,8 @@ class Prepared:
         self.forms: Any = None
 
     def new_task(self) -> Task:
-        """Return another task of the launch. Its fields were checked when the launch was prepared."""
-        task = copy.copy(self.task)
-        task.cut = None
-        if task.known is not None:
-            task.profile = task.known.profile
-        return task
+        """Return another task of the launch."""
+        return self.task.again()
 
 
 @dataclass(eq=False)

@@ -139,7 +139,7 @@ class CudaExecutor(Engine[CudaRun]):
             run.placement, run.leave = placement, False
         if before.phase is Phase.STOPPING and not before.is_queued:  # the job gets the room of each worker that leaves
             self._runs[job] = run
-            run.comes_after(before)
+            run.after = before
             self._start(run)
             return True
         workers = run.form == "workers"
@@ -152,7 +152,7 @@ class CudaExecutor(Engine[CudaRun]):
         self._runs[job] = run
         run.phase, run.behind = Phase.RUNNING, True
         if before.count or before.after:  # workers may be in several queues; only the rows of one queue end in order
-            run.comes_after(before)
+            run.after = before
         self._push(run, queue, row, workers)
         return True
 
@@ -262,7 +262,7 @@ class CudaExecutor(Engine[CudaRun]):
         """Continue or finish a run that has no launches left."""
         if run.after is not None and run.after.runs:
             return  # this run is reported after that run
-        then = run.leaves_order()
+        then = self._leave_order(run)
         blocks = run.blocks
         run.launch_rows = []
         pair, run.pair = run.pair, None
@@ -277,6 +277,14 @@ class CudaExecutor(Engine[CudaRun]):
             run.done = min(int(self._gpu.read_words(run.control + 8 * CURSOR, 1)[0]), blocks.blocks)
         super()._finish_or_continue(run, time)
         self._report_ended(then, time)
+
+    def _leave_order(self, run: CudaRun) -> list[CudaRun]:
+        """Return the runs that come after a run. From now on, they come after the predecessor of that run."""
+        then = [other for other in self._runs.values() if other.after is run]
+        for other in then:
+            other.after = run.after
+        run.after = None
+        return then
 
     def _report_ended(self, runs: Sequence[CudaRun], time: float) -> None:
         """Report the runs that have no launches left, and that ended before a run that must be reported first."""
@@ -380,7 +388,7 @@ class CudaExecutor(Engine[CudaRun]):
                 self._finish_or_continue(run, time)
             else:
                 run.phase, run.exited = Phase.STOPPED, run.top
-                then = run.leaves_order()
+                then = self._leave_order(run)
                 self._events.append(Stopped(run.job, time, run.done))
                 self._report_ended(then, time)
         else:

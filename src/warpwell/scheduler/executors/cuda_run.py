@@ -39,8 +39,6 @@ class CudaRun(Run):
     """Control record of an ended run, which is returned when no stream reads it."""
     after: CudaRun | None = None
     """The run whose end must be reported before the end of this run."""
-    then = _EMPTY
-    """Runs whose ends must be reported after the end of this run."""
     next_launch = 0
     """Batches: position of the next launch to push to a queue."""
     pair: tuple[int, int] | None = None
@@ -117,20 +115,6 @@ class CudaRun(Run):
     def is_launched(self) -> bool:
         """Return True if all its pushed launches are on the GPU. Waits for the thread of the queues."""
         return self.queue is None or bool(self.queue.launched(self.ticket))
-
-    def comes_after(self, before: CudaRun) -> None:
-        """Report the end of this run after the end of `before`."""
-        self.after, before.then = before, [*before.then, self]
-
-    def leaves_order(self) -> list[CudaRun]:
-        """Return the runs that came after this one. From now on, they come after the predecessor of this run."""
-        then, self.then = [run for run in self.then if run.after is self], []
-        for run in then:
-            run.after = None
-            if self.after is not None:
-                run.comes_after(self.after)
-        self.after = None
-        return then
 
     @property
     def block_seconds(self) -> float:
