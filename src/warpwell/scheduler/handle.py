@@ -11,6 +11,7 @@ from concurrent.futures import CancelledError
 from concurrent.futures import Future as StandardFuture
 from typing import Any, Protocol
 
+from .._check import checked_timeout
 from .._future import Future, require_same_process
 from .task import Job, State, Task
 
@@ -149,6 +150,7 @@ class TaskFuture(Future):
         super().add_done_callback(functools.partial(_call, fn))
 
     def _wait(self, timeout: float | None) -> None:
+        timeout = checked_timeout(timeout)
         if not self.done():
             self.require_process()
             super()._wait(timeout)
