@@ -17,7 +17,7 @@ from unittest import mock
 
 import pytest
 from tests.harness.driver import faults, natives
-from tests.harness.driver.hosts import Hosts, hosts
+from tests.harness.driver.hosts import Hosts, delay_data, hosts
 from tests.harness.driver.raw import OPEN, Raw
 from tests.harness.until import HANG_SECONDS, until
 
@@ -26,6 +26,9 @@ from lab.link import EmulatedLink
 
 ROOT = Path(__file__).parents[2]
 SECONDS = HANG_SECONDS
+MIRRORED_SEEDS = 100, 160
+"""Random programs that find the planted faults of the mirror."""
+ALL_RIGHT = "60 programs are right\n"
 
 
 @pytest.fixture(autouse=True)
@@ -242,14 +245,24 @@ def test_a_ring_that_is_wrong_ends_its_client_alone(job: Hosts, act: str) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", faults.MIRRORED)
 def test_planted_faults_of_the_mirror_are_found(fault: str) -> None:
-    changes, patches = faults.MIRRORED[fault]
-    with natives.changed(natives.merged(natives.TIGHT, changes)) as parts:
-        with contextlib.ExitStack() as stack:
-            for target, made in patches.items():
-                stack.enter_context(mock.patch(target, made))
-            job = stack.enter_context(hosts(parts, local=1))
-            try:
-                right = programs(job, 100, 500, "--threads", "4", seconds=40) == "400 programs are right\n"
-                assert not right or backlog(job) != "right True\n"
-            except subprocess.TimeoutExpired:
-                pass  # some faults make calls wait without end
+    changes, patches, symptom = faults.MIRRORED[fault]
+    with natives.changed(natives.merged(natives.TIGHT, changes)) as parts, contextlib.ExitStack() as stack:
+        for target, made in patches.items():
+            stack.enter_context(mock.patch(target, made))
+        job = stack.enter_context(hosts(parts, local=1, wrap=delay_data))
+        if symptom == faults.OVERRUN:
+            assert backlog(job) != "right True\n"
+        elif symptom == faults.STUCK:
+            # Without the fault, these programs take about 20 s.
+            with pytest.raises(subprocess.TimeoutExpired):
+                programs(job, *MIRRORED_SEEDS, "--threads", "4")
+        else:
+            assert programs(job, *MIRRORED_SEEDS, "--threads", "4") != ALL_RIGHT
+
+
+@pytest.mark.slow
+def test_programs_that_find_planted_faults_are_right_without_one() -> None:
+    with natives.changed(natives.TIGHT) as parts, hosts(parts, local=1, wrap=delay_data) as job:
+        assert programs(job, *MIRRORED_SEEDS, "--threads", "4") == ALL_RIGHT
+        nothing_is_left(job)
+        assert backlog(job) == "right True\n"

@@ -342,26 +342,34 @@ def lands_at_once(client: Any, answers: bytes, slots: tuple[Any, ...]) -> None:
         near.complete_slot(slot, use, result)
 
 
-MIRRORED: dict[str, tuple[Changes, dict[str, Any]]] = {
+WRONG, STUCK, OVERRUN = "wrong", "stuck", "overrun"
+"""Symptoms: random programs are wrong, do not end, or a program is wrong that posts more than the rings hold."""
+
+MIRRORED: dict[str, tuple[Changes, dict[str, Any], str]] = {
     "entries are published before their bytes are there": (
         {},
         {"warpwell.pool.cuda.far._Stop.ready": property(lambda stop: stop.started)},
+        WRONG,
     ),
     "a place is done before its bytes have landed": (
         {},
         {"warpwell.pool.cuda.near.NearClient.apply_answers": lands_at_once},
+        WRONG,
     ),
     "finished staging slots wake no mirror": (
         {"worker_answer.c": {"ww_wake_all(&p->use);\n    ww_changed();": "ww_wake_all(&p->use);"}},
         {},
+        STUCK,
     ),
     "memory that is pinned for another host's device is the worker's": (
         {"layer_copy.c": {"r->type == WW_PINNED_MEMORY && k->device->facts.remote ? NULL : k->device": "k->device"}},
         {},
+        WRONG,
     ),
     "pinned memory is read before a host function has run": (
         {"layer_copy.c": {"if (k->device->facts.remote && atomic_load(&k->device->holds))": "if (0)"}},
         {},
+        WRONG,
     ),
     "the ring of the other host is overrun": (
         {
@@ -371,13 +379,15 @@ MIRRORED: dict[str, tuple[Changes, dict[str, Any]]] = {
             }
         },
         {},
+        OVERRUN,
     ),
     "replies are awaited although no entry requests one": (
         {"relay.c": {"if (e.slot != WW_NO_SLOT) atomic_store": "if (e.slot == 0) atomic_store"}},
         {},
+        STUCK,
     ),
 }
-"""Faults of the mirror between hosts: changes of native parts, and replacements of names in Python."""
+"""Faults of the mirror between hosts: changes of native parts, replacements of names in Python, and the symptom."""
 
 NAP = "static void nap(void) {\n    nanosleep(&(struct timespec){0, 200000}, NULL);\n}\n\n"
 OVER_MPI: dict[str, Changes] = {
@@ -420,7 +430,7 @@ def every() -> Iterator[tuple[str, Changes]]:
     """Yield the names and native changes of all faults; those in Python apply."""
     yield from PLANTED.items()
     yield from ((name, changes) for name, (_, changes) in [*PEERS.items(), *CHECKED.items()])
-    for name, (changes, patches) in MIRRORED.items():
+    for name, (changes, patches, _) in MIRRORED.items():
         for target in patches:
             pkgutil.resolve_name(target)
         yield name, changes

@@ -17,10 +17,34 @@ from warpwell.errors import ClosedError
 from warpwell.pool.agent.protocol import Op, unpack
 from warpwell.pool.cuda.far import FarEnd
 from warpwell.pool.cuda.near import NearServer
-from warpwell.pool.transport.local_transport import local_transports
+from warpwell.pool.transport.bulk import Transfer
+from warpwell.pool.transport.local_transport import LocalTransport, local_transports
 from warpwell.pool.transport.transport import Transport
 
 Wrap = Callable[[Transport], Transport]
+
+LATE_SECONDS = 3e-3
+"""How much later than a message bulk data arrives with `delay_data`; the fake driver takes less for most calls."""
+
+
+def delay_data(transport: Transport) -> Transport:
+    """Let bulk data arrive `LATE_SECONDS` after its copy has started, as it may over a network.
+
+    The threads of one process would otherwise copy it before the message that announces it is sent.
+    """
+    assert isinstance(transport, LocalTransport)
+    start = transport._start
+
+    def start_later(transfer: Transfer, outgoing: bool) -> None:
+        if outgoing:
+            start(transfer, outgoing)
+            return
+        timer = threading.Timer(LATE_SECONDS, start, (transfer, outgoing))
+        timer.daemon = True
+        timer.start()
+
+    transport._start = start_later  # type: ignore[method-assign]
+    return transport
 
 
 class Hosts:
