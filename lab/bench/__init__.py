@@ -24,9 +24,9 @@ BENCHMARKS = {
     "readme": ("readme", "CPU seconds of the README kernel, from an empty cache and from a filled one"),
     "hits": ("hits", "reads of cached items, compared with raw loads and the protocol of BaM"),
     "misses": ("misses", "pages loaded on demand, prefetch and slices, from host memory"),
-    "gather": ("gather", "rows by index, compared with np.take, or with torch.index_select on a GPU"),
+    "gather": ("gather", "rows by index, compared with np.take on a CPU and torch.index_select on a GPU"),
     "spans": ("spans", "folds and maps over cached pages, compared with raw loads"),
-    "graphs": ("graphs", "graph algorithms by tier; with -o gap=FOLDER compared with the GAP benchmark"),
+    "graphs": ("graphs", "graph algorithms by tier; -o gap=FOLDER compares with the GAP benchmark"),
     "taxi": ("taxi", "filters and means over a table of taxi trips, compared with other engines"),
     "kv-host": ("kv_host", "YCSB and batched reads of a store, compared with LMDB and RocksDB"),
     "kv-reads": ("kv_reads", "warm and cold reads of a store, compared with LMDB, Lance, ArrayRecord and WebDataset"),
@@ -35,7 +35,7 @@ BENCHMARKS = {
     "launches": ("launches", "launches per second: kernels, a pool device, scheduler tasks"),
     "pool-transfer": ("pool_transfer", "pipelined transfers to a pool device (MPI)"),
     "sched-latency": ("sched_latency", "time per scheduled task, compared with plain launches"),
-    "sched-share": ("sched_share", "throughput of policies on one GPU, compared with the hardware's order"),
+    "sched-share": ("sched_share", "throughput of policies on one GPU (STP: sum of solo times over total time)"),
 }
 """Module and summary of each benchmark."""
 

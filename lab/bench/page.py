@@ -18,14 +18,14 @@ SHOWN = {
     "misses": ("storage/*B", "bulk/prefetch"),
     "gather": ("ram/1024B", "cache/1024B", "partial cache/1024B", "warm/1024B"),
     "spans": ("4096B/subscripts", "4096B/user fold", "4096B/map out"),
-    "graphs": ("kron/storage/bfs", "kron/storage/cc", "kron/storage/pr", "kron/storage/sssp"),
+    "graphs": ("kron/storage/bfs", "kron/storage/pr", "kron/storage/sssp"),
     "taxi": ("select/4096B/0.0003", "q5/4096B/0.0003", "q5/4096B/1e-05", "q?/warm/file scan"),
     "kv-host": ("ycsb-[ac]/*", "get/*"),
     "kv-device": ("kernel/1024B/1*", "batch/1024B/*", "overlap/*"),
     "launches": (),
     "pool-transfer": (),
     "sched-latency": (),
-    "sched-share": ("stp/[crs]*/source", "stp/[crs]*/lanes"),
+    "sched-share": ("stp/compute*/lanes", "stp/[rs]*/lanes"),
 }
 """Figures of each benchmark that the page shows; a benchmark without such figures has no section there."""
 
