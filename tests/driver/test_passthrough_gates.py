@@ -407,11 +407,11 @@ def test_streams_without_a_record_wait_in_the_host(tmp_path: Path, gates: Gates)
     with started(tmp_path, text) as program:
         gates.set_gate(False)
         program.post()
-        for _ in range(15):  # one more has its record from the start
+        for _ in range(16):
             assert program.line() == "enqueued"
         stay_closed(gates, 0.1)
         gates.set_gate(True)
-        for _ in range(5):
+        for _ in range(4):
             assert program.line() == "enqueued"
         assert program.code() == 0
 
@@ -439,6 +439,33 @@ def test_records_of_destroyed_streams_are_used_again(tmp_path: Path, gates: Gate
         wait_until(gates, "is_waiting")
         gates.set_gate(True)
         assert program.code() == 0
+
+
+@pytest.mark.parametrize("refusal", [{}, {"FAKE_FILES": "0"}, {"FAKE_GATES": "0"}], ids=str)
+def test_records_of_streams_without_work_are_used_again(tmp_path: Path, gates: Gates, refusal: dict[str, str]) -> None:
+    text = """
+        streams = [cuda.stream(NON_BLOCKING) for _ in range(40)]
+        for stream in streams:
+            launch(stream, 10)
+            cuda.cuStreamSynchronize(stream)
+        time.sleep(0.1)
+        words = [hold(stream) for stream in streams[-8:]]
+        said("enqueued")
+        sys.stdin.readline()
+        for word in words:
+            word.value = 7
+        cuda.cuCtxSynchronize()
+        said("done")
+        """
+    with started(tmp_path, text, **refusal) as program:
+        program.post()
+        assert program.line() == "enqueued"
+        end = time.monotonic() + 0.1
+        while time.monotonic() < end:
+            assert not gates.is_idle
+            time.sleep(1e-3)
+        program.post()
+        assert program.line() == "done" and program.code() == 0
 
 
 def test_captures_have_no_gates_and_a_graph_is_one_call(tmp_path: Path, gates: Gates) -> None:
@@ -485,6 +512,41 @@ def test_a_context_that_is_reset_works_again(tmp_path: Path, gates: Gates) -> No
         wait_until(gates, "is_waiting")
         gates.set_gate(True)
         assert program.line() == "done" and program.code() == 0
+
+
+def test_a_call_that_waits_while_its_context_is_destroyed_does_not_count(tmp_path: Path, gates: Gates) -> None:
+    text = """
+        stream = cuda.stream(NON_BLOCKING)
+        def call():
+            cuda.use(0)
+            said(cuda.code("cuMemsetD8Async", 0, ctypes.c_ubyte(0), 0, stream))
+        thread = threading.Thread(target=call)
+        thread.start()
+        sys.stdin.readline()
+        cuda.code("cuDevicePrimaryCtxReset_v2", ctypes.c_int(0))
+        cuda.code("cuDevicePrimaryCtxRelease_v2", ctypes.c_int(0))
+        said("reset")
+        thread.join()
+        again = Cuda()
+        again.start(1)
+        again.use(0)
+        stream = again.stream(NON_BLOCKING)
+        again.launch(0, stream, "nap", 100)
+        again.cuStreamSynchronize(stream)
+        said("done")
+        sys.stdin.readline()
+        """
+    with started(tmp_path, text, FAKE_GATES="0") as program:
+        gates.set_gate(False)
+        program.post()
+        wait_until(gates, "is_waiting")
+        program.post()
+        assert program.line() == "reset"
+        gates.set_gate(True)
+        assert program.line() == "709" and program.line() == "done"
+        wait_until(gates, "is_idle")
+        program.post()
+        assert program.code() == 0
 
 
 def test_a_first_call_in_a_capture_does_not_harm_it(tmp_path: Path, gates: Gates) -> None:

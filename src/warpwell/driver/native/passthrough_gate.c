@@ -2,7 +2,9 @@
  *
  * A stream has a record with counters: of gates; of calls that entered and left the driver; of calls that the GPU is
  * known to have passed, because the host has waited for them or because the GPU has written `reached`. The GPU writes
- * two words of a stream: `at`, which is odd while the stream waits at a gate, and `reached`.
+ * two words of a stream: `at`, which is odd while the stream waits at a gate, and `reached`. A stream without work may
+ * lose its record to another stream. If WW_STREAMS streams have work, the calls of further streams wait at the closed
+ * gate in the host and are not counted.
  *
  * Three types of threads work here. Callers put gates. The keeper of a device writes to the board whether the program
  * is idle, runs, or waits at its closed gate, and opens the gate if no arbiter is alive. The keeper does not call the
@@ -438,18 +440,43 @@ static bool is_stream(const struct ww_stream *s, CUstream handle, CUcontext cont
     return handle != CU_STREAM_LEGACY || s->context == context;
 }
 
-/* Return the record of a stream, or NULL if it does not have one and (with `make`) all are in use. */
-static struct ww_stream *stream_of(struct device *d, CUstream handle, CUcontext context, bool make) {
-    for (struct ww_stream *s = d->streams; s < d->streams + WW_STREAMS; s++)
+/* Return true if the record can be given to another stream: its stream has no work and no call in the driver. */
+static bool is_free(const struct ww_stream *s) {
+    return !is_active(s) && atomic_load(&s->left) == atomic_load(&s->entered);
+}
+
+/* Lock a free record and return it, or NULL: one without a stream, else the one that was used least recently. */
+static struct ww_stream *lock_free(struct device *d) {
+    struct ww_stream *found = NULL;
+    for (struct ww_stream *s = d->streams; s < d->streams + WW_STREAMS; s++) {
+        bool is_better = !found || (found->handle && (!s->handle || s->last_ns < found->last_ns));
+        if (!is_free(s) || !is_better || pthread_mutex_trylock(&s->lock))
+            continue;
+        struct ww_stream *rest = is_free(s) ? found : s; /* a call may have entered just before the lock */
+        found = is_free(s) ? s : found;
+        if (rest)
+            pthread_mutex_unlock(&rest->lock);
+    }
+    return found;
+}
+
+/* Lock the record of a stream and return it, or NULL if the stream does not have one and (with `make`) none is free.
+ * Until it is locked, a record without work may be given to another stream. */
+static struct ww_stream *lock_stream(struct device *d, CUstream handle, CUcontext context, bool make) {
+    for (struct ww_stream *s = d->streams; s < d->streams + WW_STREAMS; s++) {
+        if (!is_stream(s, handle, context))
+            continue;
+        pthread_mutex_lock(&s->lock);
         if (is_stream(s, handle, context))
             return s;
-    struct ww_stream *found = NULL;
+        pthread_mutex_unlock(&s->lock);
+    }
     if (!make)
         return NULL;
     pthread_mutex_lock(&attaching);
-    for (struct ww_stream *s = d->streams; s < d->streams + WW_STREAMS && !found && d->context; s++)
-        found = !s->handle && !is_active(s) ? s : NULL;
+    struct ww_stream *found = d->context ? lock_free(d) : NULL;
     if (found) {
+        found->mark = found->context == context ? found->mark : NULL; /* an event belongs to a context */
         found->context = context;
         found->thread = pthread_self();
         found->at_address = d->words_address + 16 * (CUdeviceptr)(found - d->streams);
@@ -549,21 +576,21 @@ static void read_timings(struct device *d) {
 /* -- calls --------------------------------------------------------------------------------------------------------- */
 
 /* Wait in the host while the gate is closed, because the driver refuses gates or the call's stream has no record. Then
- * count the call, if its stream has a record, and return with the stream locked.
+ * count the call, if its stream has a record, and return the record, locked. A waiting thread looks for the record at
+ * each check, because the stream's context may be destroyed in the meantime.
  *
  * The gate is checked and the call is counted under one lock of `publishing`. If the program is RUNNING, the arbiter
  * waits for its work until a thread reports, under that lock, that no stream is active: the call makes one active
  * before. Else ww_gate_enter stores `issued` before it loads the gate (gate.h). So the arbiter never takes the program
  * for idle after a call has passed the gate and until the GPU has passed the call. */
-static void hold_host(struct device *d, struct ww_stream *s) {
+static struct ww_stream *hold_host(struct device *d, CUstream handle, CUcontext context) {
     struct ww_gate *g = &d->gate;
-    bool passes = false, is_held = false;
-    while (!passes) {
+    bool is_held = false;
+    while (true) {
         uint32_t opened = atomic_load(&d->slot->opened);
-        if (s)
-            pthread_mutex_lock(&s->lock);
+        struct ww_stream *s = lock_stream(d, handle, context, true);
         pthread_mutex_lock(&d->publishing);
-        passes = s && d->state != RUNNING ? ww_gate_enter(g, true) : ww_gate_is_open(g) || ww_gate_fails_open(g);
+        bool passes = s && d->state != RUNNING ? ww_gate_enter(g, true) : ww_gate_is_open(g) || ww_gate_fails_open(g);
         if (!passes && !is_held)
             atomic_fetch_add(&d->hosts, 1);
         if (passes && is_held)
@@ -578,10 +605,11 @@ static void hold_host(struct device *d, struct ww_stream *s) {
                 ww_gate_stop_waiting(g);
         }
         pthread_mutex_unlock(&d->publishing);
-        if (is_held && s)
+        if (passes)
+            return s;
+        if (s)
             pthread_mutex_unlock(&s->lock);
-        if (is_held)
-            ww_futex_wait(&d->slot->opened, opened, IDLE_NS);
+        ww_futex_wait(&d->slot->opened, opened, IDLE_NS);
     }
 }
 
@@ -591,10 +619,9 @@ static void hold_host(struct device *d, struct ww_stream *s) {
 static void count_call(struct device *d, CUstream handle, CUcontext context) {
     if (!d->gate.slot || handle == CU_STREAM_PER_THREAD || is_capturing(handle))
         return;
-    struct ww_stream *s = stream_of(d, handle, context, true);
+    struct ww_stream *s = lock_stream(d, handle, context, true);
     if (!s)
         return;
-    pthread_mutex_lock(&s->lock);
     enter(s);
     s->expected_ns = GATE_SPACING_NS; /* the first call with another program attached gets a gate */
     atomic_store(&s->last_ns, ww_now_ns());
@@ -614,22 +641,20 @@ bool ww_before(CUstream handle, uint64_t key, struct ww_call *call) {
     int32_t mode = CU_CAPTURE_RELAXED;
     exchange_mode(&mode);
     bool captures = is_capturing(handle);
-    struct ww_stream *s = captures ? NULL : stream_of(d, handle, context, true);
-    bool is_held = !captures && (!s || d->is_refused);
-    if (s && !is_held) {
-        pthread_mutex_lock(&s->lock);
+    struct ww_stream *s = captures || d->is_refused ? NULL : lock_stream(d, handle, context, true);
+    if (s) {
         bool begins = enter(s);
         bool has_gate = begins || s->expected_ns >= GATE_SPACING_NS || !s->gates;
         CUresult error = has_gate ? put_gate(s, true, true) : CUDA_SUCCESS;
         if (error) {
             refuse(d, error);
-            is_held = true;
             atomic_fetch_sub(&s->entered, 1); /* undo `enter` */
             pthread_mutex_unlock(&s->lock);
+            s = NULL;
         }
     }
-    if (is_held)
-        hold_host(d, s);
+    if (!s && !captures)
+        s = hold_host(d, handle, context);
     if (s) {
         struct cost *cost = cost_of(key);
         uint32_t calls = atomic_fetch_add_explicit(&cost->calls, 1, memory_order_relaxed);
@@ -660,7 +685,8 @@ void ww_after(const struct ww_call *call, bool is_done) {
         report_idle(s->device);
     } else if (s->handle == CU_STREAM_PER_THREAD) { /* the marker cannot put a mark there */
         pthread_mutex_lock(&s->lock);
-        write_mark(s);
+        if (is_stream(s, CU_STREAM_PER_THREAD, s->context)) /* else another stream has the record */
+            write_mark(s);
         pthread_mutex_unlock(&s->lock);
     }
     exchange_mode(&mode);
@@ -671,8 +697,9 @@ void ww_before_wait(CUstream handle, uint64_t entered[]) {
     struct device *d = current_device(&context);
     for (size_t i = 0; i < WW_STREAMS; i++) {
         struct ww_stream *s = d ? &d->streams[i] : NULL;
+        entered[i] = s ? atomic_load(&s->left) : 0; /* before the check: the calls of the next stream do not count */
         bool is_meant = s && s->device && (handle ? is_stream(s, handle, context) : s->context == context);
-        entered[i] = is_meant ? atomic_load(&s->left) : 0;
+        entered[i] = is_meant ? entered[i] : 0;
     }
 }
 
@@ -698,12 +725,15 @@ void ww_after_wait(const uint64_t entered[]) {
 CUresult ww_wait_event(CUstream handle, CUevent event, uint32_t flags, CUresult (*wait)(CUstream, CUevent, uint32_t)) {
     CUcontext context;
     struct device *d = current_device(&context);
-    struct ww_stream *s = is_shared(d) ? stream_of(d, handle, context, false) : NULL;
-    if (!s || d->is_refused || is_capturing(handle))
+    struct ww_stream *s = is_shared(d) && !d->is_refused ? lock_stream(d, handle, context, false) : NULL;
+    if (s && is_capturing(handle)) {
+        pthread_mutex_unlock(&s->lock);
+        s = NULL;
+    }
+    if (!s)
         return wait(handle, event, flags);
     int32_t mode = CU_CAPTURE_RELAXED;
     exchange_mode(&mode);
-    pthread_mutex_lock(&s->lock);
     enter(s);
     bool is_put = !put_gate(s, true, false);
     exchange_mode(&mode);
@@ -730,9 +760,10 @@ void ww_forget_stream(CUstream handle) {
             if (s->handle != handle || !handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD)
                 continue;
             pthread_mutex_lock(&s->lock);
-            if (is_active(s) && (is_capturing(handle) || write_mark(s)))
+            bool is_meant = s->handle == handle;
+            if (is_meant && is_active(s) && (is_capturing(handle) || write_mark(s)))
                 atomic_store(&s->known, atomic_load(&s->entered));
-            s->handle = NULL;
+            s->handle = is_meant ? NULL : s->handle;
             pthread_mutex_unlock(&s->lock);
         }
 }
