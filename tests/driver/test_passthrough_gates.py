@@ -25,6 +25,7 @@ from tests.harness.driver.gates import (
     LAUNCHES,
     LONGEST,
     PROGRAMS,
+    SERIAL,
     TABLE,
     Gates,
     flipping,
@@ -574,6 +575,24 @@ def test_a_board_in_a_folder_of_a_group_belongs_to_the_group(tmp_path: Path) -> 
     with started(tmp_path, ""):
         board_stat = next(tmp_path.glob("*.board")).stat()
         assert board_stat.st_mode & 0o777 == 0o660 and board_stat.st_gid == tmp_path.stat().st_gid
+
+
+@pytest.mark.parametrize("refusal", [{}, {"FAKE_FILES": "0"}, {"FAKE_GATES": "0"}], ids=str)
+def test_a_program_goes_on_without_its_slot(tmp_path: Path, gates: Gates, refusal: dict[str, str]) -> None:
+    """A process that closes any descriptor of the board loses the lock of its slot, which the arbiter then frees."""
+    text = """
+        stream = cuda.stream(NON_BLOCKING)
+        launch(stream, 10, 2)
+        cuda.cuCtxSynchronize()
+        said("done")
+        time.sleep(0.1)  # several checks of the keeper
+        """
+    with started(tmp_path, text, **refusal) as program:
+        gates.set_gate(False)
+        program.post()
+        wait_until(gates, "is_waiting")
+        gates.fields[TABLE // 8 + SERIAL] += 2
+        assert program.line() == "done" and program.code() == 0
 
 
 def test_a_slot_shows_nothing_of_its_previous_program(tmp_path: Path, gates: Gates) -> None:

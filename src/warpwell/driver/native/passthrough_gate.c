@@ -191,8 +191,10 @@ static enum state observe(struct device *d) {
  * before `done`, because to the arbiter, a program without held calls and without work on the GPU is idle. */
 static void report(struct device *d, enum state state) {
     struct ww_gate *g = &d->gate;
-    if (state == d->state || !g->slot)
+    if (state == d->state || !g->slot) {
+        d->state = state;
         return;
+    }
     if (state == RUNNING) {
         atomic_store(&g->slot->issued, ++g->issued);
         ww_gate_stop_waiting(g);
@@ -247,7 +249,8 @@ static void *keep(void *device) {
         if (is_sure)
             report(d, found);
         bool is_lost = d->gate.slot && atomic_load(&d->slot->serial) != d->gate.serial;
-        if ((d->state == HELD && ww_gate_fails_open(&d->gate)) || (!d->gate.slot && found != IDLE) || is_lost) {
+        bool fails_open = d->gate.slot ? d->state == HELD && ww_gate_fails_open(&d->gate) : found != IDLE;
+        if (fails_open || is_lost) {
             atomic_store(&d->slot->gate, 1);
             copy_gate(d);
         }
