@@ -415,6 +415,7 @@ static void push(CUcontext context) {
 CUresult cuCtxSetCurrent(CUcontext context) {
     if (!initialized || forked)
         return CUDA_ERROR_NOT_INITIALIZED;
+    usleep((useconds_t)fake_number("FAKE_CURRENT_US", 0));
     if (context && !is_context(context))
         return CUDA_ERROR_INVALID_CONTEXT;
     if (top)

@@ -13,6 +13,8 @@
  *     FAKE_MEMORY 8 GiB  bytes of each device
  *     FAKE_SEED 0        seed of the delays; 0: no delays
  *     FAKE_VERSION 13000 version of the driver
+ *     FAKE_CURRENT_US 0  microseconds that cuCtxSetCurrent takes
+ *     FAKE_LAUNCH_US 0   microseconds after which cuLaunchKernel enqueues
  *     FAKE_LOG           file for the names of functions that were called but that the fake does not have
  *     FAKE_FILES 1       0: memory of files cannot be registered, as on Linux for most file systems
  *     FAKE_GATES 1       0: stream memory operations are not supported

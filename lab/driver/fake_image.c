@@ -1142,6 +1142,7 @@ CUresult ww_cuLaunchKernelEx(int per_thread, void *config, CUfunction function, 
 CUresult cuLaunchKernel(CUfunction function, uint32_t gx, uint32_t gy, uint32_t gz, uint32_t bx, uint32_t by,
                         uint32_t bz, uint32_t shared, CUstream stream, void **params, void **extra) {
     struct cu_launch_config config = {.grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared, .stream = stream};
+    usleep((useconds_t)fake_number("FAKE_LAUNCH_US", 0));
     return launch(0, &config, function, params, extra, "cuLaunchKernel");
 }
 

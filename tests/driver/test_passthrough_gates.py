@@ -677,6 +677,29 @@ def test_a_quiet_stream_is_found_idle_although_the_host_waits_for_nothing(tmp_pa
         assert program.code() == 0
 
 
+def test_a_mark_does_not_overtake_a_call_that_has_just_been_counted(tmp_path: Path, gates: Gates) -> None:
+    text = f"""
+        from pathlib import Path
+        from tests.harness.driver.gates import Gates
+        gates, stream = Gates(Path({str(tmp_path)!r}) / "gpu-{FAKE_UUID}00.board"), cuda.stream(NON_BLOCKING)
+        gates.fields[{PROGRAMS}] = 1
+        word, idle = hold(stream), 0
+        for k in range(40):
+            word.value = 7
+            cuda.cuStreamSynchronize(stream)
+            time.sleep(k / 1000)
+            word.value = 0
+            cuda.launch(0, stream, "flag", ctypes.addressof(word), 7)
+            time.sleep(0.05)
+            idle += gates.is_idle
+        word.value = 7
+        said(idle)
+        """
+    with started(tmp_path, text, FAKE_CURRENT_US="5000", FAKE_LAUNCH_US="30000") as program:
+        program.post()
+        assert program.line() == "0" and program.code() == 0
+
+
 def test_programs_end_while_the_gpu_stands_at_a_gate(tmp_path: Path, gates: Gates) -> None:
     """At an exit, by Ctrl-C, by a signal, and in a forked child, which shares nothing."""
     text = """

@@ -807,9 +807,9 @@ void ww_forget_contexts(CUcontext context) {
  * the driver: such a call would be work that nobody knows of. */
 static void mark_quiet(struct ww_stream *s, uint64_t now) {
     uint64_t quiet_ns = is_shared(s->device) ? QUIET_NS : ALONE_QUIET_NS;
-    bool is_quiet = now - atomic_load(&s->last_ns) >= quiet_ns;
-    if (!is_active(s) || !(is_quiet || s->mark) || pthread_mutex_trylock(&s->lock))
+    if (!is_active(s) || pthread_mutex_trylock(&s->lock))
         return;
+    bool is_quiet = now >= atomic_load(&s->last_ns) + quiet_ns; /* `last_ns` may be later than `now` */
     uint64_t entered = atomic_load(&s->entered);
     bool is_legacy = s->handle == CU_STREAM_LEGACY;
     if (s->mark && s->marked > atomic_load(&s->known) && machine.cuEventQuery(s->mark) != CUDA_ERROR_NOT_READY)
