@@ -20,7 +20,7 @@ SHOWN = {
     "spans": ("4096B/subscripts", "4096B/user fold", "4096B/map out"),
     "graphs": ("kron/storage/bfs", "kron/storage/pr", "kron/storage/sssp"),
     "taxi": ("select/4096B/0.0003", "q5/4096B/0.0003", "q5/4096B/1e-05", "q?/warm/file scan"),
-    "kv-host": ("ycsb-[ac]/*", "get/*"),
+    "kv-host": ("ycsb-[ac]/*", "get/128B/*", "get/8192B/*"),
     "kv-device": ("kernel/1024B/1*", "batch/1024B/*", "overlap/*"),
     "launches": (),
     "pool-transfer": (),
