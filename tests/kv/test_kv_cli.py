@@ -338,7 +338,9 @@ def many_rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 LOAD = f"""
 import runpy, time
+from warpwell.cli import _common
 from warpwell.kv import Store
+_common.CLEANUP_SECONDS = {HANG_SECONDS}  # on a busy disk, closing the store takes longer than users wait
 put_many = Store.put_many
 def put_some(store, *args, **options):
     put_many(store, *args, **options)
@@ -375,6 +377,36 @@ def test_a_load_that_is_broken_off_leaves_a_store_that_opens(
     assert main(["kv", "load", many_rows, str(tmp_path / "s.kv"), "--append"]) == 0
     with kv.open(tmp_path / "s.kv") as store:
         assert len(store) == ROWS
+
+
+HELD_LOAD = """
+import runpy, time
+from warpwell.kv import Store
+def put_many(store, *args, **options):
+    print("loading", flush=True)
+    while True:
+        try:
+            time.sleep(1000)
+        except KeyboardInterrupt:
+            pass
+Store.put_many = put_many
+runpy.run_module("warpwell", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_an_interrupted_load_that_does_not_stop_leaves_the_old_store_alone(text_store: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "new.npz", x=np.ones((10, 1), np.uint8))
+    before = sorted(tmp_path.iterdir())
+    command = [sys.executable, "-c", HELD_LOAD, "kv", "load", str(tmp_path / "new.npz"), str(text_store), "--overwrite"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "loading\n"
+        assert sorted(tmp_path.iterdir()) != before
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=HANG_SECONDS)
+    assert process.returncode == 130 and err == "warpwell: interrupted\n"
+    assert sorted(tmp_path.iterdir()) == before
+    with kv.open(text_store) as store:
+        assert store["a"] == b"first"
 
 
 # --- get

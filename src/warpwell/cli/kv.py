@@ -184,7 +184,7 @@ def _create(
     from .. import kv
     from .._check import checked_nbytes
     from ..errors import CorruptionError, StorageFullError, StoreVersionError
-    from ..replacing import temporary_name
+    from ..replacing import temporary_name, unfinished
 
     path = Path(arguments.store)
     segment_bytes = checked_nbytes(arguments.segment_bytes, "segment-bytes")
@@ -197,8 +197,11 @@ def _create(
     existed = target.is_dir()
     options = {"durability": arguments.durability, "overwrite": arguments.overwrite, "metadata": source.metadata}
     store = kv.create(target, schema=schema, segment_bytes=segment_bytes, **options)
+    if target != path:
+        unfinished.add(target)
     try:
         done = _fill(source, store, progress)
+        unfinished.discard(target)  # complete: an interrupt must not remove its files while it replaces the old store
         if target != path:
             _replace(path, target)
     except BaseException as error:
@@ -208,6 +211,8 @@ def _create(
             if existed:
                 target.mkdir()
         raise
+    finally:
+        unfinished.discard(target)
     return done
 
 
