@@ -700,6 +700,42 @@ def test_a_mark_does_not_overtake_a_call_that_has_just_been_counted(tmp_path: Pa
         assert program.line() == "0" and program.code() == 0
 
 
+@pytest.mark.parametrize("refusal", [{}, {"FAKE_FILES": "0"}], ids=str)
+def test_work_that_passes_a_gate_of_a_short_opening_is_counted(
+    tmp_path: Path, gates: Gates, refusal: dict[str, str]
+) -> None:
+    text = f"""
+        from pathlib import Path
+        from tests.harness.driver.gates import Gates
+        gates = Gates(Path({str(tmp_path)!r}) / "gpu-{FAKE_UUID}00.board")
+        stream, other = cuda.stream(NON_BLOCKING), cuda.stream(NON_BLOCKING)
+        begun, counted = ctypes.c_uint32.from_address(cuda.out("cuMemAllocHost_v2", 4096)), 0
+        def until(condition):
+            while not condition():
+                gates.beat()
+        for _ in range(20):
+            gates.set_gate(False)
+            begun.value = 5
+            cuda.launch(0, stream, "fill", ctypes.addressof(begun), 1, 7)
+            word = hold(stream)
+            until(lambda: gates.is_waiting)
+            gates.fields[{TABLE // 8 + GATE}] = 1  # wakes no thread of the program
+            launch(other, 10)
+            until(lambda: begun.value == 7)
+            held = gates.word({HELD})
+            gates.set_gate(False)
+            until(lambda: held != gates.word({HELD}) or gates.word({ISSUED}) != gates.word({DONE}))
+            counted += gates.word({ISSUED}) != gates.word({DONE})
+            gates.set_gate(True)
+            word.value = 7
+            cuda.cuCtxSynchronize()
+        said(counted)
+        """
+    with started(tmp_path, text, **refusal) as program:
+        program.post()
+        assert program.line() == "20" and program.code() == 0
+
+
 def test_programs_end_while_the_gpu_stands_at_a_gate(tmp_path: Path, gates: Gates) -> None:
     """At an exit, by Ctrl-C, by a signal, and in a forked child, which shares nothing."""
     text = """

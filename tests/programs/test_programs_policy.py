@@ -338,6 +338,33 @@ def test_a_frozen_program_costs_one_slice_and_returns(world: World) -> None:
     assert frozen.used - used > 0.1
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_work_that_the_gpu_let_pass_before_its_program_knew_is_waited_for(world: World, is_late: bool) -> None:
+    world.add("busy", has_calls=lambda now: now < 0.05)
+    slow = world.add("slow", kind=Board.STREAMS)
+    world.run(0.02)
+    assert slow.word(Board.HELD) and slow.word(Board.GATE) == 0
+    slow.is_frozen = True  # the GPU passes the gate, and no thread of the program finds out
+    while slow.word(Board.GATE) == 0:
+        world.run(TICK)
+    urgent = world.add("urgent", priority=1)
+    world.run(START_SECONDS / 2)
+    assert slow.word(Board.GATE) == 0 and urgent.first_use is None
+    if is_late:
+        world.run(START_SECONDS)
+        assert urgent.first_use is not None
+        return
+    slow.put(Board.HELD, 0)
+    slow.put(Board.ISSUED, slow.word(Board.ISSUED) + 1)
+    world.run(START_SECONDS)
+    assert urgent.first_use is None
+    slow.put(Board.HELD, 1)
+    slow.put(Board.DONE, slow.word(Board.ISSUED))
+    world.board.ring()
+    world.run(5 * TICK)
+    assert urgent.first_use is not None
+
+
 def test_a_lease_inside_behind_a_closed_gate_is_waited_for(world: World) -> None:
     """An arbiter that was killed closed its gate, or it entered without one."""
     inside = world.add("inside", kind=Board.TURN, has_calls=lambda now: False)

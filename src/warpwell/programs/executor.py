@@ -57,6 +57,8 @@ class Program:
         Whether the arbiter has opened the program's gate.
     is_lease : bool
         Whether the program is a thread with `ww.turn`.
+    has_gpu_gate : bool
+        Whether the GPU waits at the gate, so that it can pass the opened gate before the program knows it.
     hold : float
         Minimum time that the device has to pass the program's calls, in seconds.
     used : float
@@ -72,6 +74,7 @@ class Program:
         self.job: Job | None = None
         self.is_open = own_board.fields[self._at + Board.GATE] == 1
         self.is_lease = own_board.fields[self._at + Board.KIND] == Board.TURN
+        self.has_gpu_gate = own_board.fields[self._at + Board.KIND] == Board.STREAMS
         self.hold = HOLD_SECONDS if self.is_lease else DRAIN_SECONDS
         self.start_seconds = LEASE_START_SECONDS if self.is_lease else START_SECONDS
         self.used = 0.0
@@ -240,7 +243,8 @@ class ProgramExecutor(Executor):
         programs = [_program(job) for job in self._closed] + list(self._draining)
         if not (programs or self._opening):
             return None
-        if any(not program.in_flight for program in programs):
+        now = self.now()
+        if any(not (program.in_flight or self._may_have_passed(program, now)) for program in programs):
             return 0.0
         return 2e-3 if programs and all(program.is_lease for program in programs) else 0.2e-3
 
@@ -301,8 +305,8 @@ class ProgramExecutor(Executor):
         program, now = _program(job), self.now()
         self._opening.discard(job)
         self._closed[job] = now
+        program.read(now)  # a change that `poll` finds is then later than `closed`
         program.set_gate(False)
-        program.read(now)
         program.report(Board.LEAVING)
 
     def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
@@ -349,7 +353,7 @@ class ProgramExecutor(Executor):
             return Ended(job, now, error)
         closed, quiet = self._closed.get(job), now - max(program.changed, self._running[job])
         if closed is not None:
-            if program.in_flight and now < closed + program.drain_seconds():
+            if self._may_have_passed(program, now) or (program.in_flight and now < closed + program.drain_seconds()):
                 return None
             if program.in_flight:
                 program.mark_undrained()
@@ -358,6 +362,12 @@ class ProgramExecutor(Executor):
         if job in self._opening or program.in_flight:
             return None
         return Ended(job, now) if quiet >= (program.start_seconds if program.held else IDLE_SECONDS) else None
+
+    def _may_have_passed(self, program: Program, now: float) -> bool:
+        """Return True if the GPU may have passed the gate before it was closed, and the program may not know it yet."""
+        closed = self._closed.get(program.job) if program.job is not None else None
+        is_unknown = closed is not None and program.changed <= closed and now < closed + program.start_seconds
+        return is_unknown and program.has_gpu_gate and bool(program.held) and not program.in_flight
 
     def _leave(self, job: Job, program: Program, event: Ended | Stopped, now: float) -> None:
         used = now - self._running.pop(job)

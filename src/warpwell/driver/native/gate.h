@@ -14,6 +14,10 @@
  * futex call is a full fence) loads `issued` and `done`. So either the program sees the closed gate or the arbiter sees
  * the call. `done` is stored with release.
  *
+ * The GPU may pass the gate of WW_GATE_STREAMS before the program has counted the work. So if a call is held and none
+ * is counted when the arbiter closes the gate, the arbiter waits until `wants` or `issued` changes. The program changes
+ * `wants` only if no stream has passed the gate, which it checks some time after it has found the gate closed.
+ *
  * Succession of leases (lease.py, executor.py): the arbiter stores `level`, `gate` = 1, then `running`, when it opens
  * the gate of a lease. When it closes that gate, it stores `successor` first. A waiting lease with base > level may do
  * the same: the arbiter confirms or undoes it. The successor may enter when `done` of the running lease equals

@@ -109,6 +109,7 @@ struct device {
     enum state state;
     _Atomic uint32_t hosts; /* threads that wait at the gate */
     uint64_t progress, progress_ns;
+    uint64_t passes; /* number of gates that the GPU had passed when the program was last found not to pass any */
 };
 
 /* Expected time of calls with a key. A wrong time only causes a gate too many or too few. */
@@ -164,11 +165,12 @@ static bool is_shared(const struct device *d) {
 /* Return RUNNING if the GPU executes work of the program, HELD if all such work waits at the gate, else IDLE. */
 static enum state observe(struct device *d) {
     uint32_t active = 0, waiting = 0;
-    uint64_t progress = 0, now = ww_now_ns();
+    uint64_t progress = 0, passes = 0, now = ww_now_ns();
     for (struct ww_stream *s = d->streams; s < d->streams + WW_STREAMS; s++) {
+        uint64_t at = atomic_load(s->at);
+        passes += at >> 1;
         if (!is_active(s))
             continue;
-        uint64_t at = atomic_load(s->at);
         active++;
         waiting += (uint32_t)(at & 1);
         progress += at + passed(s);
@@ -176,6 +178,9 @@ static enum state observe(struct device *d) {
     if (progress != d->progress)
         d->progress_ns = now;
     d->progress = progress;
+    bool has_passed = passes != d->passes && waiting != active; /* through a gate that was open for a short time */
+    if (d->state != HELD || waiting == active)
+        d->passes = passes;
     if (!active) /* a thread that has not left the opened gate yet will make a call */
         return atomic_load(&d->hosts) ? HELD : IDLE;
     if (atomic_load(&d->words[GATE_COPY]) == 1)
@@ -184,7 +189,7 @@ static enum state observe(struct device *d) {
     uint64_t limit = longest < MAX_STALLED_NS / 4 ? 4 * longest : MAX_STALLED_NS;
     bool is_stalled = waiting && now - d->progress_ns > (limit > STALLED_NS ? limit : STALLED_NS);
     /* The work that a held program enqueues begins with a gate, which the GPU may not have reached yet. */
-    return waiting == active || is_stalled || d->state == HELD ? HELD : RUNNING;
+    return waiting == active || is_stalled || (d->state == HELD && !has_passed) ? HELD : RUNNING;
 }
 
 /* Report the program's state to the board; the caller has locked `publishing`. The order matters: `wants` is written
@@ -236,20 +241,23 @@ static void report_idle(struct device *d) {
 }
 
 /* The keeper of a device. A stream that waits at the gate at one check may have passed the gate just before it was
- * closed: the program is held if two checks in a row find the stream there. */
+ * closed: the program is held if two checks in a row find the stream there, and the gate has not changed between them.
+ * Until then `wants` stays: if the arbiter opens the gate and soon closes it again, it waits for that word. */
 static void *keep(void *device) {
     struct device *d = device;
     enum state before = IDLE;
+    uint32_t opened = 0;
     while (true) {
-        uint32_t opened = atomic_load(&d->slot->opened);
+        uint32_t opened_before = opened;
+        opened = atomic_load(&d->slot->opened);
         pthread_mutex_lock(&d->publishing);
         copy_gate(d);
         enum state found = observe(d);
-        bool is_sure = found != HELD || before == HELD || d->state == HELD;
+        bool is_sure = found != HELD || (opened == opened_before && (before == HELD || d->state == HELD));
         if (is_sure)
             report(d, found);
         bool is_lost = d->gate.slot && atomic_load(&d->slot->serial) != d->gate.serial;
-        bool fails_open = d->gate.slot ? d->state == HELD && ww_gate_fails_open(&d->gate) : found != IDLE;
+        bool fails_open = d->gate.slot ? is_sure && d->state == HELD && ww_gate_fails_open(&d->gate) : found != IDLE;
         if (fails_open || is_lost) {
             atomic_store(&d->slot->gate, 1);
             copy_gate(d);
