@@ -7,7 +7,8 @@ import gc
 import json
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +53,13 @@ class _LineLog(Log):
 
     def __init__(self) -> None:
         super().__init__(max_events=LOG_EVENTS)
-        self._text: list[str] = []
+        self._text: deque[str] = deque(maxlen=LOG_EVENTS)
 
     def add(self, event: Event) -> None:
         super().add(event)
         self._text.append(event.line())
-        del self._text[: len(self._text) - len(self)]
 
-    def _file_lines(self) -> list[str]:
+    def _file_lines(self) -> Iterable[str]:
         return self._text
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
+from collections import deque
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,7 +76,7 @@ class Log:
     kinds : collection of str, optional
         The `KINDS` to record; all by default. Other events are not created, which saves a simulation time and memory.
     max_events : int, optional
-        Number of latest events to keep, plus up to an eighth; all by default.
+        Number of latest events to keep; all by default.
 
     Attributes
     ----------
@@ -89,18 +89,16 @@ class Log:
     """
 
     def __init__(self, kinds: Container[str] | None = None, *, max_events: int | None = None) -> None:
-        self._events: list[Event] = []
-        self.dropped = 0
         self.max_events = None if max_events is None else checked_integer(max_events, "max_events")
-        limit = self.max_events
-        self._full = math.inf if limit is None else limit + max(1, limit >> 3)
+        self._events: deque[Event] = deque(maxlen=self.max_events)
+        self.dropped = 0
         self.kinds = frozenset(KINDS) if kinds is None else kinds
         self.about: dict[str, Any] = {}
 
     @property
     def events(self) -> list[Event]:
         """Return the recorded events."""
-        return self._events.copy()
+        return list(self._events)  # in one step, because the scheduler's thread may add events
 
     def add(self, event: Event) -> None:
         """Append an event.
@@ -108,12 +106,8 @@ class Log:
         A scheduler calls this method in its thread after it has executed its decisions. An override must not raise and
         must not call the scheduler.
         """
+        self.dropped += len(self._events) == self.max_events
         self._events.append(event)
-        if len(self._events) >= self._full:  # rare, because it moves the remaining events to the front
-            assert self.max_events is not None
-            count = len(self._events) - self.max_events
-            del self._events[:count]  # in one step, because other threads read the list
-            self.dropped += count
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self.events)

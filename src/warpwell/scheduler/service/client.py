@@ -625,8 +625,7 @@ class Packer:
         self.targets: list[NDArray[Any] | None] = []
         self.generation: int | None = None
         self.accesses: list[Access] = []
-        self._packed: dict[int, list[Any]] = {}  # arguments by the ids of arrays that are referenced here
-        self._referenced: list[Any] = []
+        self._packed: dict[int, tuple[Any, list[Any]]] = {}  # arrays and their arguments, by the arrays' ids
 
     def launch(self, launch: Any, args: Sequence[Any]) -> dict[str, Any]:
         """Return a launch as plain data; raise ArgumentError or DTypeError if kernel or arguments cannot be sent."""
@@ -650,7 +649,7 @@ class Packer:
     def _argument(self, value: Any, index: int, kernel: str) -> list[Any]:
         label = f"argument {index} of kernel {kernel!r}"
         if id(value) in self._packed:
-            return self._packed[id(value)]
+            return self._packed[id(value)][1]
         if isinstance(value, ServiceArray):
             if value.client is not self._client:
                 raise errors.ArgumentError(f"{label} belongs to another connection: use one", name="args")
@@ -669,7 +668,6 @@ class Packer:
             if not tensor.on_host and size_of(tensor, dtype):
                 text = f"{label} is in GPU memory of your process: copy it to the host, or use to_device of the service"
                 raise errors.ArgumentError(text, name="args")
-            self._referenced.append((value, tensor))
             array = at_address("cpu", tensor.address, tensor.shape, dtype, tensor.keep)
             array.flags.writeable = tensor.writable
             return self._array(array, value)
@@ -687,8 +685,8 @@ class Packer:
                 raise errors.ArgumentError(text, name="args")
         self.arrays.append(array)
         self.targets.append(array if array.flags.writeable else None)
-        self._referenced.append(value)
-        return self._packed.setdefault(id(value), ["array", len(self.arrays) - 1])
+        self._packed[id(value)] = value, ["array", len(self.arrays) - 1]
+        return self._packed[id(value)][1]
 
 
 def _may_change(array: NDArray[Any]) -> bool:
