@@ -133,10 +133,10 @@ def test_a_history_that_is_not_there_is_empty(tmp_path, monkeypatch):
     monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path))
     assert default_path("NVIDIA H100 80GB") == tmp_path / "warpwell" / "scheduler" / "nvidia-h100-80gb.json"
     history = History.load("NVIDIA H100 80GB")
-    assert len(history) == 0
+    assert not history.records
     history.record(truth("kernel0", 64))
     history.save()
-    assert len(History.load("NVIDIA H100 80GB")) == 1
+    assert len(History.load("NVIDIA H100 80GB").records) == 1
 
 
 def history_of(samples: str, device: str = "d") -> str:
@@ -164,12 +164,12 @@ def history_of(samples: str, device: str = "d") -> str:
 def test_damaged_histories_are_empty_and_stop_nothing(tmp_path, text):
     (tmp_path / "h.json").write_text(text)
     history = History.load("d", tmp_path / "h.json")
-    assert len(history) == 0
+    assert not history.records
     history.record(truth("kernel0", 64))
     history.save()
-    assert len(History.load("d", tmp_path / "h.json")) == 1
+    assert len(History.load("d", tmp_path / "h.json").records) == 1
     (tmp_path / "h.json").write_text(history_of('[{"kernel": "k", "size": {}, "warps": 1}]'))
-    assert len(History.load("d", tmp_path / "h.json")) == 1
+    assert len(History.load("d", tmp_path / "h.json").records) == 1
 
 
 def test_writers_of_one_file_keep_what_the_others_measured(tmp_path):
@@ -193,7 +193,7 @@ def test_a_history_is_bounded(tmp_path):
         history.record(KernelRecord(f"k@{number}", {"n": 1.0}, 1, seconds=1.0))
     history.save()
     again = History.load("d", tmp_path / "h.json")
-    assert len(history) == len(again) == MAX_RECORDS
+    assert len(history.records) == len(again.records) == MAX_RECORDS
     assert again.records[-1].kernel == f"k@{MAX_RECORDS + 9}"
     assert again.path.stat().st_size < MAX_FILE_BYTES
 
@@ -204,7 +204,7 @@ def test_a_file_that_is_too_large_is_no_history(tmp_path):
     history.save()
     with open(tmp_path / "h.json", "a") as file:
         file.write(" " * MAX_FILE_BYTES)
-    assert len(History.load("d", tmp_path / "h.json")) == 0
+    assert not History.load("d", tmp_path / "h.json").records
 
 
 @pytest.mark.parametrize("fields", [{"seconds": -1.0}, {"seconds": math.nan}, {"miss_rate": 1.5}, {"warps": 0}])

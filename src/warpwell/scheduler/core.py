@@ -501,18 +501,22 @@ class Core:
 
     def _launch(self, decision: Launch, now: float) -> bool | None:
         """Launch a job; return False if it may not be launched now, and None if the executor cannot queue it."""
-        job, placement = decision.job, decision.placement
-        if job not in self._queue:
-            if job in self._due and (job, decision.behind) in self._followers():
-                return self._launch_follower(decision, now)
-            raise self._mistake(f"launched {job.task.name!r}, which is {job.state.value}")
-        if decision.behind is not None or (placement.plain and len(self.running) >= self.limit):
-            return self._launch_behind(decision, now)
-        if len(self.running) >= self.limit:
-            raise self._mistake(f"launched {job.task.name!r} although {self.limit} run already")
+        job, name = decision.job, decision.job.task.name
+        waits_for_data = job in self._due and (job, decision.behind) in self._followers()
+        if not waits_for_data and job not in self._queue:
+            raise self._mistake(f"launched {name!r}, which is {job.state.value}")
+        if waits_for_data and not decision.placement.plain:
+            raise self._mistake(f"launched {name!r}, which waits for data, without plain")
+        head = self._head_of(decision)
+        if waits_for_data:
+            job.arrival = max(job.arrival, now)  # set before `allowed`, which keeps memory free for older jobs
         if not (self._queue.unrestricted or self.admission.allowed(job)):
+            if waits_for_data:
+                self.admission.pass_over(job)
             return False
         placement, why = _placed(decision)
+        if head is not None:
+            return self._launch_behind(job, head, placement, why, now)
         job.placement = placement
         if not self._launch_on_device(job, now, lambda: self.executor.launch(job, placement)):
             return True
@@ -528,6 +532,21 @@ class Core:
         self.running.append(job)
         self._write("launch", job, now, why)
         return True
+
+    def _head_of(self, decision: Launch) -> Job | None:
+        """Return the running job whose launch queue a job enters, by default the shortest; None: no queue."""
+        name, head = decision.job.task.name, decision.behind
+        if head is not None:
+            if head not in self.running:
+                raise self._mistake(f"launched {name!r} behind {head.task.name!r}, which is {head.state.value}")
+            return head
+        if len(self.running) < self.limit:
+            return None
+        heads = [head for head in self.running if _plain(head)]
+        queued = sum(map(len, self._trains.values()))
+        if not heads or not decision.placement.plain or queued >= self.policy.ahead:
+            raise self._mistake(f"launched {name!r} although {len(self.running)} run already")
+        return min(heads, key=lambda running: len(self._trains.get(running, ())))
 
     def _followers(self) -> list[tuple[Job, Job]]:
         """Return jobs that wait only for data of a single launch queue, each with the running job of that queue.
@@ -547,17 +566,6 @@ class Core:
 
     def _can_be_followed(self, job: Job) -> bool:
         return job.state is RUNNING and _plain(job) and not job.task.whole and self.executor.completes_on_device(job)
-
-    def _launch_follower(self, decision: Launch, now: float) -> bool | None:
-        """Add a job to the launch queue of the jobs whose data it uses."""
-        job = decision.job
-        if not decision.placement.plain:
-            raise self._mistake(f"launched {job.task.name!r}, which waits for data, without plain")
-        job.arrival = max(job.arrival, now)  # set before `allowed`, which keeps memory free for older jobs
-        if not (self._queue.unrestricted or self.admission.allowed(job)):
-            self.admission.pass_over(job)
-            return False
-        return self._launch_behind(decision, now)
 
     def _launch_on_device(self, job: Job, now: float, launch: Callable[[], bool | None]) -> bool | None:
         """Launch a waiting job: remove it from the queue and allocate its memory.
@@ -586,22 +594,8 @@ class Core:
         account.running += 1
         return True
 
-    def _launch_behind(self, decision: Launch, now: float) -> bool | None:
-        """Add a job to a launch queue, by default the shortest; return None if the executor cannot queue the job."""
-        job, name = decision.job, decision.job.task.name
-        if decision.behind is not None:
-            heads = [decision.behind]
-            if heads[0] not in self.running:
-                raise self._mistake(f"launched {name!r} behind {heads[0].task.name!r}, which is {heads[0].state.value}")
-        else:
-            heads = [head for head in self.running if _plain(head)]
-            queued = sum(map(len, self._trains.values()))
-            if not heads or not decision.placement.plain or queued >= self.policy.ahead:
-                raise self._mistake(f"launched {name!r} although {len(self.running)} run already")
-        if not (self._queue.unrestricted or self.admission.allowed(job)):
-            return False
-        placement, why = _placed(decision)
-        head = min(heads, key=lambda running: len(self._trains.get(running, ())))
+    def _launch_behind(self, job: Job, head: Job, placement: Placement, why: dict[str, Any], now: float) -> bool | None:
+        """Add a job to the launch queue of a running job; return None if the executor cannot queue the job."""
         train = self._trains.get(head) or deque()
         last = next((queued for queued in reversed(train) if queued.state is RUNNING), head)
         launched = self._launch_on_device(job, now, lambda: self.executor.launch_behind(job, placement, last))

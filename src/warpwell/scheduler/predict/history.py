@@ -64,9 +64,6 @@ class History:
         self.pairs = Pairs()
         self._records: dict[str, KernelRecord] = {}
 
-    def __len__(self) -> int:
-        return len(self._records)
-
     @property
     def records(self) -> list[KernelRecord]:
         """All records, the least recently measured first."""

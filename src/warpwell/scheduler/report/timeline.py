@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -52,14 +53,10 @@ def residency_intervals(log: Iterable[Event]) -> list[Interval]:
     """Return the residency intervals of a log, in order of their starts."""
     found: list[Interval] = []
     open_: dict[int, Interval] = {}
-    free: list[int] = []
-    lanes = 0
     last = 0.0
 
     def close(interval: Interval, time: float, outcome: str) -> None:
         interval.end, interval.outcome = max(time, interval.start, interval.preempt_time or 0.0), outcome
-        free.append(interval.lane)
-        free.sort(reverse=True)
         del open_[interval.task]
 
     for event in log:
@@ -68,8 +65,8 @@ def residency_intervals(log: Iterable[Event]) -> list[Interval]:
         if event.kind == "launch":
             if current is not None:  # Its device process died before it could write an event.
                 close(current, event.time, "lost")
-            lane = free.pop() if free else lanes
-            lanes = max(lanes, lane + 1)
+            used = {interval.lane for interval in open_.values()}
+            lane = next(lane for lane in itertools.count() if lane not in used)
             interval = Interval(event.task, event.name, event.tenant, event.time, event.time, lane, why=dict(event.why))
             found.append(interval)
             open_[event.task] = interval
