@@ -65,15 +65,8 @@ def _ensure_arbiters() -> None:
 @contextlib.contextmanager
 def _forward_signals(child: subprocess.Popen[Any]) -> Iterator[None]:
     """Forward signals that end a process to the program. A terminal itself sends Ctrl-C to both processes."""
-
-    def forward(number: int, frame: object) -> None:
-        child.send_signal(number)
-
-    def ignore(number: int, frame: object) -> None:
-        pass
-
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, ignore)
+    before = {number: signal.signal(number, lambda number, _: child.send_signal(number)) for number in _FORWARDED}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda number, _: None)
     try:
         yield
     finally:

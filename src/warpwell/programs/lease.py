@@ -633,7 +633,7 @@ class _Leases(threading.local):
 
     def __init__(self) -> None:
         self.found: dict[str, Lease] = {}
-        self.tickets: list[_Ticket] = []
+        self.ticket = _Ticket()
 
 
 _all: weakref.WeakSet[Lease] = weakref.WeakSet()
@@ -659,7 +659,5 @@ def _lease_of(name: str) -> Lease:
         found = _leases.found[name] = Lease(Board.of(name.rstrip("'")))
         found.has_keeper = None if name.endswith("'") else False
         _all.add(found)
-        ticket = _Ticket()
-        _leases.tickets.append(ticket)
-        weakref.finalize(ticket, found.retire).atexit = False
+        weakref.finalize(_leases.ticket, found.retire).atexit = False
     return found

@@ -15,7 +15,7 @@ from ..task import COMPUTE, MEMORY, PREEMPTED, RUNNING, Job, Kind, Placement
 from .live import Live, in_order
 from .order import ARRIVAL, MAX_QUEUED_LAUNCHES
 from .priority import Priority, due
-from .sharing import age, cached_placement, gentlest_mode, preemptible, quota, remaining_seconds, stopping
+from .sharing import age, cached_placement, gentlest_mode, grow, preemptible, quota, remaining_seconds, stopping
 
 MIN_RUNTIME_DECISIONS = 3.0
 """Minimum length of a kernel that is launched as workers, in decision latencies. From traces of short kernels on an
@@ -213,11 +213,8 @@ class Lanes(Policy):
 
     def _is_short(self, view: View, job: Job) -> bool:
         seconds = job.task.profile.seconds
-        if job.task.whole:
-            return True
-        return (
-            _may_bar_preemption(view, job) and seconds is not None and seconds < MIN_RUNTIME_DECISIONS * view.overhead
-        )
+        takes_few_decisions = seconds is not None and seconds < MIN_RUNTIME_DECISIONS * view.overhead
+        return bool(job.task.whole) or (takes_few_decisions and _may_bar_preemption(view, job))
 
     # -- launches ------------------------------------------------------------------------------------------
     def _launch_idle(self, view: View, heads: list[Job]) -> list[Decision]:
@@ -441,12 +438,7 @@ class Lanes(Policy):
     @staticmethod
     def _expand(view: View) -> list[Decision]:
         """Give the whole device to a kernel that runs solo."""
-        if len(view.running) != 1:
-            return []
-        job = view.running[0]
-        if job.placement is None or not preemptible(job) or job.placement.workers is None:
-            return []
-        return [Resize(job, None, {"rule": "alone"})]
+        return grow(view) if len(view.running) == 1 else []
 
     # -- preemption ----------------------------------------------------------------------------------------
     def _preempt_for_priority(self, view: View, job: Job) -> list[Decision]:
