@@ -220,11 +220,8 @@ def turn(
     if type(tenant) is not str or not tenant or len(tenant.encode(errors="replace")) > _MAX_TENANT_BYTES:
         message = f"tenant must be a string of 1 to {_MAX_TENANT_BYTES} bytes, got {tenant!r:.70}"
         raise ArgumentError(message, name="tenant")
-    if type(priority) is not int or not -_MAX_PRIORITY < priority < _MAX_PRIORITY:
-        priority = checked_integer(priority, "priority", minimum=-_MAX_PRIORITY, maximum=_MAX_PRIORITY)
-    if timeout is not None:
-        timeout = checked_timeout(timeout)
-    return Turn(tenant, priority, device, stream, timeout)
+    priority = checked_integer(priority, "priority", minimum=-_MAX_PRIORITY, maximum=_MAX_PRIORITY)
+    return Turn(tenant, priority, device, stream, checked_timeout(timeout))
 
 
 def _name_of(device: Any) -> str:

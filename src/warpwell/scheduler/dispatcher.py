@@ -316,15 +316,11 @@ class Dispatcher:
                 lingers = executor.linger > 0
 
     def _execute_calls(self, first: Call | None = None) -> None:
-        """Execute the calls that other threads have sent so far."""
-        for _ in range(min(MAX_CALLS, self._calls.qsize() + (first is not None))):
-            call, first = first, None
-            if call is None:
-                try:
-                    call = self._calls.get_nowait()
-                except queue.Empty:
-                    break
-            self._execute(*call)
+        """Execute the calls that other threads have sent so far. Only this thread removes calls from the queue."""
+        if first is not None:
+            self._execute(*first)
+        for _ in range(min(MAX_CALLS, self._calls.qsize())):
+            self._execute(*self._calls.get())
 
     def _execute(self, function: Callable[[], Any], reply: Reply | None) -> None:
         """Execute a call and send its result."""

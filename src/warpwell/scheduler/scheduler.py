@@ -315,11 +315,7 @@ class Scheduler:
 
     def submit_request(self, request: Request, after: Future[Any] | Sequence[Future[Any]] = ()) -> list[Handle]:
         """Submit a request of tasks from `task`; see `submit_many`."""
-        if after == ():
-            return self._accept(request, ())
-        if not isinstance(after, Future | Iterable):
-            raise errors.ArgumentError(f"after= has {after!r:.80}: give handles", name="after")
-        futures = [after] if isinstance(after, Future) else list(after)
+        futures = list(after) if isinstance(after, Iterable) else [after]
         for future in futures:
             if not isinstance(future, Future):
                 raise errors.ArgumentError(f"after= has {future!r:.80}: give handles", name="after")
