@@ -111,9 +111,6 @@ class Call(Launch):
         """Run the function on the CPU."""
         self._target(None, *self.arguments)
 
-    def check(self, args: Any) -> None:
-        """Accept all arguments: the function checks them itself."""
-
     def cut(self, args: Any, device: str | None = None) -> Any:
         """Return the call with the interface of a `BlockLaunch`. Raise ArgumentError for a graph on a CPU."""
         if device != "cuda" and self._enqueue is not None:
