@@ -700,6 +700,30 @@ def test_a_mark_does_not_overtake_a_call_that_has_just_been_counted(tmp_path: Pa
         assert program.line() == "0" and program.code() == 0
 
 
+def test_a_call_on_its_way_to_the_driver_when_another_program_comes_is_counted(tmp_path: Path, gates: Gates) -> None:
+    text = f"""
+        from pathlib import Path
+        from tests.harness.driver.gates import Gates
+        gates, stream = Gates(Path({str(tmp_path)!r}) / "gpu-{FAKE_UUID}00.board"), cuda.stream(NON_BLOCKING)
+        word, idle = hold(stream), 0
+        for _ in range(10):
+            word.value = 7
+            cuda.cuStreamSynchronize(stream)
+            gates.fields[{PROGRAMS}] = 1
+            time.sleep(0.05)
+            word.value = 0
+            threading.Timer(0.01, lambda: gates.fields.__setitem__({PROGRAMS}, 2)).start()
+            cuda.launch(0, stream, "flag", ctypes.addressof(word), 7)
+            time.sleep(0.05)
+            idle += gates.is_idle
+        word.value = 7
+        said(idle)
+        """
+    with started(tmp_path, text, FAKE_LAUNCH_US="30000") as program:
+        program.post()
+        assert program.line() == "0" and program.code() == 0
+
+
 @pytest.mark.parametrize("refusal", [{}, {"FAKE_FILES": "0"}], ids=str)
 def test_work_that_passes_a_gate_of_a_short_opening_is_counted(
     tmp_path: Path, gates: Gates, refusal: dict[str, str]

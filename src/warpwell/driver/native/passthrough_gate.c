@@ -627,28 +627,25 @@ static struct ww_stream *hold_host(struct device *d, CUstream handle, CUcontext 
 /* Count one call, which stands for all calls of this thread until the marker's next round, so that the arbiter makes an
  * arriving program wait for them. Calls in CU_STREAM_PER_THREAD are not counted, because the marker, which is another
  * thread, cannot put a mark there. */
-static void count_call(struct device *d, CUstream handle, CUcontext context) {
+static bool count_call(struct device *d, CUstream handle, CUcontext context, struct ww_call *call) {
     if (!d->gate.slot || handle == CU_STREAM_PER_THREAD || is_capturing(handle))
-        return;
+        return false;
     struct ww_stream *s = lock_stream(d, handle, context, true);
     if (!s)
-        return;
+        return false;
     enter(s);
+    *call = (struct ww_call){s, -1, 0};
     s->expected_ns = GATE_SPACING_NS; /* the first call with another program attached gets a gate */
-    atomic_store(&s->last_ns, ww_now_ns());
-    atomic_fetch_add(&s->left, 1);
     pthread_mutex_unlock(&s->lock);
+    return true;
 }
 
 bool ww_before(CUstream handle, uint64_t key, struct ww_call *call) {
     CUcontext context;
     struct device *d = current_device(&context);
     ww_counted_round = atomic_load_explicit(&ww_round, memory_order_relaxed);
-    if (!is_shared(d)) {
-        if (d)
-            count_call(d, handle, context);
-        return false;
-    }
+    if (!is_shared(d))
+        return d && count_call(d, handle, context, call);
     int32_t mode = CU_CAPTURE_RELAXED;
     exchange_mode(&mode);
     bool captures = is_capturing(handle);
