@@ -24,6 +24,19 @@ ROLES = {
     "pitched": "struct cuda_pitched",
 }
 """Role of an argument to its C type; see `table.ROLES`."""
+LOCALS = {
+    "config": "struct cu_launch_config",
+    "copy": "struct cu_copy3",
+    "device": "int",
+    "function": "CUfunction",
+    "here": "CUcontext",
+    "kernel": "CUkernel",
+    "params": "struct cu_node_params",
+    "rows": "struct cu_copy2",
+    "there": "CUcontext",
+    "work": "struct cu_node_kernel",
+}
+"""Local variable of a generated function to its C type."""
 _SUFFIX = {"z": "_ptsz", "d": "_ptds"}
 _FIRST_PROPERTY = 296
 """Offset of the first field of ``runtime_properties.txt`` in ``struct cudaDeviceProp``, in bytes."""
@@ -38,7 +51,7 @@ class Function:
     name : str
         Exported name, with ``_v2`` where the release has it.
     how : str
-        ``hand``, ``own``, ``refused``, or the driver call after ``=`` or ``~``.
+        ``hand``, ``own``, ``refused``, or steps after ``=`` or ``~``, as ``runtime_calls.txt`` describes them.
     roles : tuple of str
         Roles of the arguments; empty if `how` is ``own`` or ``refused``.
     variant : str
@@ -62,7 +75,7 @@ class Function:
 
 
 def _read_data(file: str) -> Iterator[str]:
-    for line in (NATIVE / file).read_text().splitlines():
+    for line in (NATIVE / file).read_text().replace("\n    ", " ").splitlines():
         if line and not line.startswith("#"):
             yield line
 
@@ -171,10 +184,7 @@ def _code(release: int) -> str:
                 text.append(f'int {name}(void)\n{{\n    return rt_refuse("{name}");\n}}')
             continue
         if function.how[0] in "=~":
-            symbol, arguments = _driver_call(function)
-            start = "rt_enter" if function.how[0] == "=" else "rt_start"
-            text.append(f"{_prototype(function, function.name)}\n{{\n    int error = {start}();")
-            text.append(f"    return rt_result(error ? error : (int){symbol}({', '.join(arguments)}));\n}}")
+            text.append(_steps(function))
         if function.variant and function.how != "own":
             text.append(_per_thread(function))
     text.append("const struct rt_error rt_errors[] = {")
@@ -184,9 +194,27 @@ def _code(release: int) -> str:
     return "\n".join([*text, "    {0, 0, 0}};", ""])
 
 
+def _steps(function: Function) -> str:
+    """Return a function that carries out the steps of its line."""
+    *steps, _ = re.sub(r"\$(\d)", r"a\1", function.how[2:]).split("; ")
+    symbol, arguments = _driver_call(function)
+    text = [f"{_prototype(function, function.name)}\n{{"]
+    text += [f"    {LOCALS[name]} {name};" for name in sorted(set(re.findall(r"&(\w+)", function.how)))]
+    text.append(f"    int error = {'rt_enter' if function.how[0] == '=' else 'rt_start'}();")
+    for step in steps:
+        word, _, condition = step.partition(" ")
+        if word == "if":
+            text.append(f"    if (!error && !({condition}))\n        return 0;")
+        elif word == "need":
+            text.append(f"    error = error || ({condition}) ? error : CUDA_ERROR_INVALID_VALUE;")
+        else:
+            text.append(f"    error = error ? error : (int){step};")
+    return "\n".join([*text, f"    return rt_result(error ? error : (int){symbol}({', '.join(arguments)}));\n}}"])
+
+
 def _driver_call(function: Function) -> tuple[str, list[str]]:
     """Return the symbol and the arguments of the driver call that serves a function."""
-    match = re.fullmatch(r"[=~] (\w+)(?:\((.*)\))?", function.how)
+    match = re.fullmatch(r"(\w+)(?:\((.*)\))?", function.how[2:].split("; ")[-1])
     if match is None:
         raise AssertionError(f"unreadable driver call of {function.name}: {function.how}")
     symbol, written = match.groups()

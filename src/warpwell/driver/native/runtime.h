@@ -108,6 +108,11 @@ const char *rt_kernel_name(const void *function);
 /* Get the address and size of a variable of the program on the current device. */
 int rt_symbol(const void *symbol, CUdeviceptr *address, size_t *nbytes);
 
+/* -- runtime_launch.c ---------------------------------------------------------------------------------------------- */
+
+/* Translate a launch configuration to the driver's struct. per_thread: 0 stands for the thread's default stream. */
+int rt_config(const void *config, struct cu_launch_config *to, int per_thread);
+
 /* -- runtime_memory.c ---------------------------------------------------------------------------------------------- */
 
 struct cuda_position {
@@ -127,7 +132,21 @@ struct cuda_copy3 {
 
 /* Translate a copy of a box to the driver's struct. */
 int rt_copy3(const struct cuda_copy3 *copy, struct cu_copy3 *to);
+/* Describe a copy of rows. */
+int rt_copy2(struct cu_copy2 *copy, void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+             size_t height, int direction);
 /* Get the types of memory at both ends of a copy; cudaErrorInvalidMemcpyDirection: unknown direction. */
 int rt_direction(int direction, int *from, int *to);
+
+/* -- runtime_graph.c ----------------------------------------------------------------------------------------------- */
+
+/* Translate the parameters of a kernel node, or of a node of any type. */
+int rt_kernel_node(const void *params, struct cu_node_kernel *to);
+int rt_node(const void *params, struct cu_node_params *to);
+/* Describe a copy of bytes as a box. */
+int rt_flat_copy(struct cu_copy3 *to, void *there, const void *here, size_t nbytes, int direction);
+/* The same for a copy to (or from) a variable of the program. */
+int rt_symbol_copy(struct cu_copy3 *to, const void *symbol, bool is_to, const void *other, size_t nbytes, size_t offset,
+                   int direction);
 
 #endif

@@ -119,24 +119,6 @@ CUDART_API int cudaRuntimeGetVersion(int *version) {
     return 0;
 }
 
-/* -- peers --------------------------------------------------------------------------------------------------------- */
-
-CUDART_API int cudaDeviceEnablePeerAccess(int peer, uint32_t flags) {
-    CUcontext context;
-    int error = rt_enter();
-    if (!error && !(error = rt_context(peer, &context)))
-        error = cuCtxEnablePeerAccess(context, flags);
-    return rt_result(error);
-}
-
-CUDART_API int cudaDeviceDisablePeerAccess(int peer) {
-    CUcontext context;
-    int error = rt_enter();
-    if (!error && !(error = rt_context(peer, &context)))
-        error = cuCtxDisablePeerAccess(context);
-    return rt_result(error);
-}
-
 /* -- other --------------------------------------------------------------------------------------------------------- */
 
 CUDART_API int cudaStreamGetDevice(CUstream stream, int *device) {

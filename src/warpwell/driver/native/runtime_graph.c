@@ -12,7 +12,8 @@ struct kernel_node {
     void **arguments, **extra;
 };
 
-static int to_kernel(const struct kernel_node *from, struct cu_node_kernel *to) {
+int rt_kernel_node(const void *params, struct cu_node_kernel *to) {
+    const struct kernel_node *from = params;
     if (!from)
         return CUDA_ERROR_INVALID_VALUE;
     *to = (struct cu_node_kernel){.shared = from->shared, .params = from->arguments, .extra = from->extra};
@@ -29,14 +30,6 @@ static void from_kernel(const struct cu_node_kernel *from, struct kernel_node *t
     memcpy(to->block, from->block, sizeof to->block);
 }
 
-CUDART_API int cudaGraphAddKernelNode(void **node, void *graph, void *after, size_t nafter, void *params) {
-    struct cu_node_kernel k;
-    int error = rt_enter();
-    if (!error && !(error = to_kernel(params, &k)))
-        error = cuGraphAddKernelNode_v2(node, graph, after, nafter, &k);
-    return rt_result(error);
-}
-
 CUDART_API int cudaGraphKernelNodeGetParams(void *node, void *params) {
     struct cu_node_kernel k;
     int error = params ? rt_enter() : CUDA_ERROR_INVALID_VALUE;
@@ -44,22 +37,6 @@ CUDART_API int cudaGraphKernelNodeGetParams(void *node, void *params) {
         return rt_result(error);
     from_kernel(&k, params);
     return 0;
-}
-
-CUDART_API int cudaGraphKernelNodeSetParams(void *node, void *params) {
-    struct cu_node_kernel k;
-    int error = rt_enter();
-    if (!error && !(error = to_kernel(params, &k)))
-        error = cuGraphKernelNodeSetParams_v2(node, &k);
-    return rt_result(error);
-}
-
-CUDART_API int cudaGraphExecKernelNodeSetParams(void *exec, void *node, void *params) {
-    struct cu_node_kernel k;
-    int error = rt_enter();
-    if (!error && !(error = to_kernel(params, &k)))
-        error = cuGraphExecKernelNodeSetParams_v2(exec, node, &k);
-    return rt_result(error);
 }
 
 /* -- copies -------------------------------------------------------------------------------------------------------- */
@@ -80,7 +57,7 @@ static void from_copy(const struct cu_copy3 *from, struct cuda_copy3 *to) {
         to->direction++;
 }
 
-static int flat(struct cu_copy3 *to, void *there, const void *here, size_t nbytes, int direction) {
+int rt_flat_copy(struct cu_copy3 *to, void *there, const void *here, size_t nbytes, int direction) {
     struct cuda_copy3 c = {.from = {.base = (void *)(uintptr_t)here, .pitch = nbytes, .width = nbytes, .height = 1},
                            .to = {.base = there, .pitch = nbytes, .width = nbytes, .height = 1},
                            .extent = {nbytes, 1, 1},
@@ -88,103 +65,16 @@ static int flat(struct cu_copy3 *to, void *there, const void *here, size_t nbyte
     return rt_copy3(&c, to);
 }
 
-/* Describe a copy to (or from) a variable of the program. */
-static int flat_symbol(struct cu_copy3 *to, const void *symbol, bool is_to, const void *other, size_t nbytes,
-                       size_t offset, int direction) {
+int rt_symbol_copy(struct cu_copy3 *to, const void *symbol, bool is_to, const void *other, size_t nbytes, size_t offset,
+                   int direction) {
     CUdeviceptr start;
     size_t most;
     int error = rt_symbol(symbol, &start, &most);
     if (error || offset > most || nbytes > most - offset)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     void *at = (void *)(uintptr_t)(start + offset);
-    return is_to ? flat(to, at, other, nbytes, direction) : flat(to, (void *)(uintptr_t)other, at, nbytes, direction);
-}
-
-enum action { ADD, SET, SET_EXEC };
-
-struct place { /* the node that a call adds or changes */
-    enum action action;
-    void **made, *graph, *after;
-    size_t nafter;
-    void *exec, *node;
-};
-
-static int apply(const struct place *p, int error, struct cu_copy3 *copy) {
-    if (error)
-        return rt_result(error);
-    switch (p->action) {
-    case ADD:
-        return rt_result(cuGraphAddMemcpyNode(p->made, p->graph, p->after, p->nafter, copy, rt_current()));
-    case SET:
-        return rt_result(cuGraphMemcpyNodeSetParams(p->node, copy));
-    default:
-        return rt_result(cuGraphExecMemcpyNodeSetParams(p->exec, p->node, copy, rt_current()));
-    }
-}
-
-#define ADDED {.action = ADD, .made = node, .graph = graph, .after = after, .nafter = nafter}
-#define CHANGED {.action = SET, .node = node}
-#define CHANGED_EXEC {.action = SET_EXEC, .exec = exec, .node = node}
-
-/* Body of a function: enter a context, evaluate `build`, which fills `copy` and may fail, and apply `copy`. */
-#define COPY_NODE(place_, build)                                                                                       \
-    struct place p = place_;                                                                                           \
-    struct cu_copy3 copy;                                                                                              \
-    int error = rt_enter();                                                                                            \
-    return apply(&p, error ? error : (build), &copy)
-
-CUDART_API int cudaGraphAddMemcpyNode(void **node, void *graph, void *after, size_t nafter, void *params) {
-    COPY_NODE(ADDED, rt_copy3(params, &copy));
-}
-
-CUDART_API int cudaGraphMemcpyNodeSetParams(void *node, void *params) { COPY_NODE(CHANGED, rt_copy3(params, &copy)); }
-
-CUDART_API int cudaGraphExecMemcpyNodeSetParams(void *exec, void *node, void *params) {
-    COPY_NODE(CHANGED_EXEC, rt_copy3(params, &copy));
-}
-
-CUDART_API int cudaGraphAddMemcpyNode1D(void **node, void *graph, void *after, size_t nafter, void *to,
-                                        const void *from, size_t nbytes, int direction) {
-    COPY_NODE(ADDED, flat(&copy, to, from, nbytes, direction));
-}
-
-CUDART_API int cudaGraphMemcpyNodeSetParams1D(void *node, void *to, const void *from, size_t nbytes, int direction) {
-    COPY_NODE(CHANGED, flat(&copy, to, from, nbytes, direction));
-}
-
-CUDART_API int cudaGraphExecMemcpyNodeSetParams1D(void *exec, void *node, void *to, const void *from, size_t nbytes,
-                                                  int direction) {
-    COPY_NODE(CHANGED_EXEC, flat(&copy, to, from, nbytes, direction));
-}
-
-CUDART_API int cudaGraphAddMemcpyNodeToSymbol(void **node, void *graph, void *after, size_t nafter, const void *symbol,
-                                              const void *from, size_t nbytes, size_t offset, int direction) {
-    COPY_NODE(ADDED, flat_symbol(&copy, symbol, true, from, nbytes, offset, direction));
-}
-
-CUDART_API int cudaGraphMemcpyNodeSetParamsToSymbol(void *node, const void *symbol, const void *from, size_t nbytes,
-                                                    size_t offset, int direction) {
-    COPY_NODE(CHANGED, flat_symbol(&copy, symbol, true, from, nbytes, offset, direction));
-}
-
-CUDART_API int cudaGraphExecMemcpyNodeSetParamsToSymbol(void *exec, void *node, const void *symbol, const void *from,
-                                                        size_t nbytes, size_t offset, int direction) {
-    COPY_NODE(CHANGED_EXEC, flat_symbol(&copy, symbol, true, from, nbytes, offset, direction));
-}
-
-CUDART_API int cudaGraphAddMemcpyNodeFromSymbol(void **node, void *graph, void *after, size_t nafter, void *to,
-                                                const void *symbol, size_t nbytes, size_t offset, int direction) {
-    COPY_NODE(ADDED, flat_symbol(&copy, symbol, false, to, nbytes, offset, direction));
-}
-
-CUDART_API int cudaGraphMemcpyNodeSetParamsFromSymbol(void *node, void *to, const void *symbol, size_t nbytes,
-                                                      size_t offset, int direction) {
-    COPY_NODE(CHANGED, flat_symbol(&copy, symbol, false, to, nbytes, offset, direction));
-}
-
-CUDART_API int cudaGraphExecMemcpyNodeSetParamsFromSymbol(void *exec, void *node, void *to, const void *symbol,
-                                                          size_t nbytes, size_t offset, int direction) {
-    COPY_NODE(CHANGED_EXEC, flat_symbol(&copy, symbol, false, to, nbytes, offset, direction));
+    return is_to ? rt_flat_copy(to, at, other, nbytes, direction)
+                 : rt_flat_copy(to, (void *)(uintptr_t)other, at, nbytes, direction);
 }
 
 CUDART_API int cudaGraphMemcpyNodeGetParams(void *node, void *params) {
@@ -213,13 +103,14 @@ struct node_params { /* as struct cu_node_params, but kernels and copies differ,
 
 _Static_assert(sizeof(struct node_params) == sizeof(struct cu_node_params), "layout");
 
-static int to_node(const struct node_params *from, struct cu_node_params *to) {
+int rt_node(const void *params, struct cu_node_params *to) {
+    const struct node_params *from = params;
     if (!from)
         return CUDA_ERROR_INVALID_VALUE;
     memcpy(to, from, sizeof *to);
     switch (from->type) {
     case CU_NODE_KERNEL:
-        return to_kernel(&from->of.kernel, &to->of.kernel);
+        return rt_kernel_node(&from->of.kernel, &to->of.kernel);
     case CU_NODE_COPY:
         memset(&to->of, 0, sizeof to->of);
         to->of.copy.flags = from->of.copy.flags;
@@ -247,7 +138,7 @@ CUDART_API int CUDART_V2(cudaGraphAddNode)(void **node, void *graph, void *after
                                            void *params) {
     struct cu_node_params n;
     int error = rt_enter();
-    if (!error && !(error = to_node(params, &n)) && !(error = cuGraphAddNode_v2(node, graph, after, edges, nafter, &n)))
+    if (!error && !(error = rt_node(params, &n)) && !(error = cuGraphAddNode_v2(node, graph, after, edges, nafter, &n)))
         from_node(&n, params);
     return rt_result(error);
 }
@@ -257,19 +148,3 @@ CUDART_API int cudaGraphAddNode(void **node, void *graph, void *after, size_t na
     return cudaGraphAddNode_v2(node, graph, after, NULL, nafter, params);
 }
 #endif
-
-CUDART_API int cudaGraphNodeSetParams(void *node, void *params) {
-    struct cu_node_params n;
-    int error = rt_enter();
-    if (!error && !(error = to_node(params, &n)))
-        error = cuGraphNodeSetParams(node, &n);
-    return rt_result(error);
-}
-
-CUDART_API int cudaGraphExecNodeSetParams(void *exec, void *node, void *params) {
-    struct cu_node_params n;
-    int error = rt_enter();
-    if (!error && !(error = to_node(params, &n)))
-        error = cuGraphExecNodeSetParams(exec, node, &n);
-    return rt_result(error);
-}

@@ -114,7 +114,8 @@ _Static_assert(sizeof(struct launch_config) == sizeof(struct cu_launch_config) &
                    offsetof(struct launch_config, stream) == offsetof(struct cu_launch_config, stream),
                "layout");
 
-static int driver_config(const struct launch_config *from, struct cu_launch_config *to, int per_thread) {
+int rt_config(const void *config, struct cu_launch_config *to, int per_thread) {
+    const struct launch_config *from = config;
     if (!from || from->shared > UINT32_MAX)
         return CUDA_ERROR_INVALID_VALUE;
     memcpy(to, from, sizeof *to);
@@ -127,7 +128,7 @@ int rt_cudaLaunchKernelExC(void *config, const void *function, void **arguments,
     struct cu_launch_config c;
     CUkernel kernel;
     int error = rt_enter();
-    if (error || (error = driver_config(config, &c, per_thread)) || (error = rt_kernel(function, &kernel)))
+    if (error || (error = rt_config(config, &c, per_thread)) || (error = rt_kernel(function, &kernel)))
         return rt_result(error);
     return launched(cuLaunchKernelEx(&c, (CUfunction)(void *)kernel, arguments, NULL), c.grid, c.block);
 }
@@ -177,12 +178,6 @@ CUDART_API int cudaFuncSetAttribute(const void *function, int attribute, int val
     return rt_result(error ? error : cuKernelSetAttribute(attribute, value, kernel, device));
 }
 
-CUDART_API int cudaFuncSetCacheConfig(const void *function, int config) {
-    CUkernel kernel;
-    int device, error = enter_kernel(function, &kernel, &device);
-    return rt_result(error ? error : cuKernelSetCacheConfig(kernel, config, device));
-}
-
 /* Only check the arguments: supported GPUs have banks of shared memory of one width. */
 CUDART_API int cudaFuncSetSharedMemConfig(const void *function, int config) {
     CUkernel kernel;
@@ -199,20 +194,10 @@ CUDART_API int cudaFuncGetName(const char **name, const void *function) {
     return *name ? 0 : rt_result(cuKernelGetName(name, kernel));
 }
 
-CUDART_API int cudaFuncGetParamInfo(const void *function, size_t index, size_t *offset, size_t *nbytes) {
-    CUkernel kernel;
-    int device, error = enter_kernel(function, &kernel, &device);
-    return rt_result(error ? error : cuKernelGetParamInfo(kernel, index, offset, nbytes));
-}
-
 static int driver_function(const void *function, CUfunction *f) {
     CUkernel kernel;
     int device, error = enter_kernel(function, &kernel, &device);
     return error ? error : cuKernelGetFunction(f, kernel);
-}
-
-CUDART_API int cudaGetFuncBySymbol(CUfunction *f, const void *function) {
-    return rt_result(f ? driver_function(function, f) : CUDA_ERROR_INVALID_VALUE);
 }
 
 CUDART_API int cudaLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name) {
@@ -269,29 +254,4 @@ CUDART_API int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *block
 CUDART_API int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int threads,
                                                              size_t shared) {
     return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads, shared, 0);
-}
-
-CUDART_API int cudaOccupancyAvailableDynamicSMemPerBlock(size_t *nbytes, const void *function, int blocks,
-                                                         int threads) {
-    CUfunction f;
-    int error = driver_function(function, &f);
-    return rt_result(error ? error : cuOccupancyAvailableDynamicSMemPerBlock(nbytes, f, blocks, threads));
-}
-
-CUDART_API int cudaOccupancyMaxActiveClusters(int *clusters, const void *function, void *config) {
-    struct cu_launch_config c;
-    CUfunction f;
-    int error = driver_function(function, &f);
-    if (!error && !(error = driver_config(config, &c, 0)))
-        error = cuOccupancyMaxActiveClusters(clusters, f, &c);
-    return rt_result(error);
-}
-
-CUDART_API int cudaOccupancyMaxPotentialClusterSize(int *size, const void *function, void *config) {
-    struct cu_launch_config c;
-    CUfunction f;
-    int error = driver_function(function, &f);
-    if (!error && !(error = driver_config(config, &c, 0)))
-        error = cuOccupancyMaxPotentialClusterSize(size, f, &c);
-    return rt_result(error);
 }

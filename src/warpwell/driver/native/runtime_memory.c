@@ -25,11 +25,6 @@ CUDART_API int cudaMalloc(void **p, size_t nbytes) {
     return 0;
 }
 
-CUDART_API int cudaFree(void *p) {
-    int error = rt_enter();
-    return rt_result(error || !p ? error : cuMemFree_v2(address(p)));
-}
-
 CUDART_API int cudaMallocAsync(void **p, size_t nbytes, CUstream stream) {
     CUdeviceptr at = 0;
     int error = rt_enter();
@@ -65,11 +60,6 @@ CUDART_API int cudaHostAlloc(void **p, size_t nbytes, uint32_t flags) {
 }
 
 CUDART_API int cudaMallocHost(void **p, size_t nbytes) { return cudaHostAlloc(p, nbytes, 0); }
-
-CUDART_API int cudaFreeHost(void *p) {
-    int error = rt_enter();
-    return rt_result(error || !p ? error : cuMemFreeHost(p));
-}
 
 CUDART_API int cudaMallocPitch(void **p, size_t *pitch, size_t width, size_t height) {
     CUdeviceptr at = 0;
@@ -175,23 +165,6 @@ CUDART_API int cudaMemcpyBatchAsync(void **to, void **from, void *nbytes, size_t
 }
 #endif
 
-CUDART_API int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t nbytes,
-                                   CUstream stream) {
-    CUcontext there, here;
-    int error = rt_enter();
-    if (!error && !(error = rt_context(to_device, &there)) && !(error = rt_context(from_device, &here)) && nbytes)
-        error = cuMemcpyPeerAsync(address(to), there, address(from), here, nbytes, stream);
-    return rt_result(error);
-}
-
-CUDART_API int cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t nbytes) {
-    CUcontext there, here;
-    int error = rt_enter();
-    if (!error && !(error = rt_context(to_device, &there)) && !(error = rt_context(from_device, &here)) && nbytes)
-        error = cuMemcpyPeer(address(to), there, address(from), here, nbytes);
-    return rt_result(error);
-}
-
 /* -- variables ----------------------------------------------------------------------------------------------------- */
 
 static int in_symbol(const void *symbol, size_t nbytes, size_t offset, void **at) {
@@ -251,32 +224,14 @@ int rt_direction(int direction, int *from, int *to) {
     return 0;
 }
 
-static int copy2(struct cu_copy2 *c, void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
-                 size_t height, int direction) {
+int rt_copy2(struct cu_copy2 *c, void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+             size_t height, int direction) {
     *c = (struct cu_copy2){.from = {.host = from, .device = address(from), .pitch = from_pitch},
                            .to = {.host = to, .device = address(to), .pitch = to_pitch},
                            .width = width,
                            .height = height};
     int error = rt_direction(direction, &c->from.type, &c->to.type);
     return error || (width <= to_pitch && width <= from_pitch) ? error : RT_PITCH;
-}
-
-CUDART_API int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
-                            int direction) {
-    struct cu_copy2 c;
-    int error = rt_enter();
-    if (!error && !(error = copy2(&c, to, to_pitch, from, from_pitch, width, height, direction)) && width && height)
-        error = cuMemcpy2DUnaligned_v2(&c);
-    return rt_result(error);
-}
-
-CUDART_API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
-                                 size_t height, int direction, CUstream stream) {
-    struct cu_copy2 c;
-    int error = rt_enter();
-    if (!error && !(error = copy2(&c, to, to_pitch, from, from_pitch, width, height, direction)) && width && height)
-        error = cuMemcpy2DAsync_v2(&c, stream);
-    return rt_result(error);
 }
 
 static struct cu_end3 end3(const struct cuda_pitched *p, const struct cuda_position *at, int type) {
@@ -360,30 +315,6 @@ CUDART_API int cudaMemcpy3DPeerAsync(void *copy, CUstream stream) {
 }
 
 /* -- fills --------------------------------------------------------------------------------------------------------- */
-
-CUDART_API int cudaMemset(void *to, int value, size_t nbytes) {
-    int error = rt_enter();
-    return rt_result(error || !nbytes ? error : cuMemsetD8_v2(address(to), (uint8_t)value, nbytes));
-}
-
-CUDART_API int cudaMemsetAsync(void *to, int value, size_t nbytes, CUstream stream) {
-    int error = rt_enter();
-    return rt_result(error || !nbytes ? error : cuMemsetD8Async(address(to), (uint8_t)value, nbytes, stream));
-}
-
-CUDART_API int cudaMemset2D(void *to, size_t pitch, int value, size_t width, size_t height) {
-    int error = rt_enter();
-    if (!error && width && height)
-        error = cuMemsetD2D8_v2(address(to), pitch, (uint8_t)value, width, height);
-    return rt_result(error);
-}
-
-CUDART_API int cudaMemset2DAsync(void *to, size_t pitch, int value, size_t width, size_t height, CUstream stream) {
-    int error = rt_enter();
-    if (!error && width && height)
-        error = cuMemsetD2D8Async(address(to), pitch, (uint8_t)value, width, height, stream);
-    return rt_result(error);
-}
 
 CUDART_API int cudaMemset3DAsync(struct cuda_pitched to, int value, struct cuda_extent extent, CUstream stream) {
     int error = 0;
