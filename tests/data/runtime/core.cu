@@ -45,6 +45,8 @@ static void devices() {
         CHECK(strlen(p.name) > 0 && p.warpSize == 32 && p.major > 0 && p.totalGlobalMem > 0);
     }
     EQUAL(cudaGetDeviceProperties(&p, count), cudaErrorInvalidDevice);
+    EQUAL(cudaDeviceEnablePeerAccess(count, 0), cudaErrorInvalidDevice);
+    EQUAL(cudaDeviceDisablePeerAccess(count), cudaErrorInvalidDevice);
     EQUAL(cudaSetDevice(count), cudaErrorInvalidDevice);
     EQUAL(cudaGetLastError(), cudaErrorInvalidDevice);
     OK(cudaGetLastError());
@@ -159,6 +161,11 @@ static void boxes() {
         CHECK(!memcmp(to[0][y], from[0][y], 20) && to[0][y][20] == 9 && to[0][y][39] == 9);
     EQUAL(cudaMemcpy2D(rows, 8, from[0], 40, 20, 5, cudaMemcpyHostToDevice), cudaErrorInvalidPitchValue);
     cudaGetLastError();
+    OK(cudaMemset2DAsync(rows, pitch, 8, 30, 5, 0));
+    OK(cudaMemcpy2DAsync(to[0], 40, rows, pitch, 40, 5, cudaMemcpyDeviceToHost, 0));
+    OK(cudaDeviceSynchronize());
+    for (int y = 0; y < 5; y++)
+        CHECK(to[0][y][0] == 8 && to[0][y][29] == 8 && to[0][y][30] == 9);
     OK(cudaFree(rows));
 
     OK(cudaMalloc3D(&box, extent));
@@ -245,12 +252,36 @@ static void launches() {
     const char *name;
     OK(cudaFuncGetName(&name, (const void *)fill));
     CHECK(!strcmp(name, "fill"));
+    size_t offset, nbytes;
+    OK(cudaFuncGetParamInfo((const void *)fill, 1, &offset, &nbytes));
+    CHECK(offset == 8 && nbytes == 8);
+    cudaFunction_t function;
+    OK(cudaGetFuncBySymbol(&function, (const void *)fill));
+    CHECK(function != NULL);
+    EQUAL(cudaGetFuncBySymbol(NULL, (const void *)fill), cudaErrorInvalidValue);
+    cudaGetLastError();
     int blocks, again, grid, block;
     OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, fill, 128, 0));
     OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&again, fill, 128, 0));
     CHECK(blocks > 0 && blocks == again);
     OK(cudaOccupancyMaxPotentialBlockSize(&grid, &block, fill, 0, 0));
     CHECK(grid > 0 && block > 0);
+    nbytes = 0;
+    OK(cudaOccupancyAvailableDynamicSMemPerBlock(&nbytes, fill, 1, 128));
+    CHECK(nbytes > 0);
+    cudaLaunchConfig_t clusters = {};
+    cudaLaunchAttribute cluster = {};
+    clusters.gridDim = dim3(8);
+    clusters.blockDim = dim3(128);
+    clusters.attrs = &cluster;
+    clusters.numAttrs = 1;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = 2;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    OK(cudaOccupancyMaxActiveClusters(&blocks, fill, &clusters));
+    CHECK(blocks > 0);
+    OK(cudaOccupancyMaxPotentialClusterSize(&blocks, fill, &clusters));
+    CHECK(blocks > 0);
     OK(cudaFree(a));
     OK(cudaFree(b));
 }
@@ -383,6 +414,8 @@ static void several() {
     OK(cudaSetDevice(1));
     OK(cudaMalloc(&there, BYTES));
     OK(cudaMemcpyPeer(there, 1, here, 0, BYTES));
+    OK(cudaMemset(there, 0, BYTES));
+    OK(cudaMemcpyPeerAsync(there, 1, here, 0, BYTES, 0));
     add<<<1, 32>>>(there, there, COUNT);
     OK(cudaMemcpy(&value, there, 4, cudaMemcpyDeviceToHost));
     EQUAL(value, 24);
@@ -390,6 +423,8 @@ static void several() {
     OK(cudaMemcpyFromSymbol(&value, factor, 4)); // each device has its own `factor`
     EQUAL(value, 2);
     OK(cudaDeviceCanAccessPeer(&access, 0, 1));
+    EQUAL(cudaDeviceDisablePeerAccess(0), cudaErrorPeerAccessNotEnabled);
+    cudaGetLastError();
     OK(cudaFree(there));
     OK(cudaSetDevice(0));
     OK(cudaMemcpy(&value, here, 4, cudaMemcpyDeviceToHost));

@@ -67,6 +67,7 @@ static void built() {
     params.blockDim = dim3(32);
     params.kernelParams = arguments;
     OK(cudaGraphAddKernelNode(&kernel, graph, &set, 1, &params));
+    OK(cudaGraphKernelNodeSetParams(kernel, &params));
     OK(cudaGraphAddMemcpyNode1D(&copied, graph, &kernel, 1, back, a, BYTES, cudaMemcpyDeviceToHost));
     cudaHostNodeParams host = {note, &calls};
     OK(cudaGraphAddHostNode(&called, graph, &copied, 1, &host));
@@ -119,6 +120,7 @@ static void of_any_type() {
     params.kernel.blockDim = dim3(32);
     params.kernel.kernelParams = arguments;
     OK(cudaGraphAddNode(&filled, graph, NULL, NULL, 0, &params));
+    OK(cudaGraphNodeSetParams(filled, &params));
     cudaGraphNodeParams copy = {};
     copy.type = cudaGraphNodeTypeMemcpy;
     copy.memcpy.copyParams.srcPtr = make_cudaPitchedPtr(a, BYTES, COUNT, 1);
@@ -163,10 +165,54 @@ static void managed() {
     OK(cudaStreamDestroy(stream));
 }
 
+// Copies as nodes, of bytes and of variables: added, changed in the graph, and changed in its executable.
+static void copies() {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    cudaGraphNode_t out, in, bytes;
+    unsigned *a, four[4] = {21, 22, 23, 24}, other[4] = {31, 32, 33, 34};
+    OK(cudaMalloc(&a, 32));
+    OK(cudaMemcpy(a, four, 16, cudaMemcpyHostToDevice));
+    OK(cudaMemcpyToSymbol(table, four, 16));
+    OK(cudaGraphCreate(&graph, 0));
+    OK(cudaGraphAddMemcpyNodeFromSymbol(&out, graph, NULL, 0, a, table, 4, 0, cudaMemcpyDeviceToDevice));
+    OK(cudaGraphMemcpyNodeSetParamsFromSymbol(out, a, table, 4, 12, cudaMemcpyDeviceToDevice));
+    OK(cudaGraphAddMemcpyNodeToSymbol(&in, graph, &out, 1, table, a, 4, 0, cudaMemcpyDeviceToDevice));
+    OK(cudaGraphMemcpyNodeSetParamsToSymbol(in, table, a, 4, 8, cudaMemcpyDeviceToDevice));
+    OK(cudaGraphAddMemcpyNode1D(&bytes, graph, &in, 1, back, a, 8, cudaMemcpyDeviceToHost));
+    OK(cudaGraphMemcpyNodeSetParams1D(bytes, back, a, 4, cudaMemcpyDeviceToHost));
+    OK(cudaGraphInstantiate(&exec, graph, 0));
+    memset(back, 0, sizeof back);
+    OK(cudaGraphLaunch(exec, 0));
+    OK(cudaDeviceSynchronize());
+    CHECK(back[0] == 24 && back[1] == 0);
+    OK(cudaMemcpyFromSymbol(back, table, 16));
+    CHECK(back[0] == 21 && back[1] == 22 && back[2] == 24 && back[3] == 24);
+
+    OK(cudaMemcpyToSymbol(table, other, 16));
+    OK(cudaGraphExecMemcpyNodeSetParamsFromSymbol(exec, out, a + 1, table, 8, 4, cudaMemcpyDeviceToDevice));
+    OK(cudaGraphExecMemcpyNodeSetParamsToSymbol(exec, in, table, a + 2, 4, 0, cudaMemcpyDeviceToDevice));
+    cudaMemcpy3DParms box = {};
+    OK(cudaGraphMemcpyNodeGetParams(bytes, &box));
+    box.extent.width = 12;
+    box.srcPtr.pitch = box.dstPtr.pitch = 12;
+    OK(cudaGraphMemcpyNodeSetParams(bytes, &box));
+    OK(cudaGraphExecMemcpyNodeSetParams(exec, bytes, &box));
+    OK(cudaGraphLaunch(exec, 0));
+    OK(cudaDeviceSynchronize());
+    CHECK(back[0] == 24 && back[1] == 32 && back[2] == 33 && back[3] == 24);
+    OK(cudaMemcpyFromSymbol(back, table, 4));
+    EQUAL(back[0], 33);
+    OK(cudaGraphExecDestroy(exec));
+    OK(cudaGraphDestroy(graph));
+    OK(cudaFree(a));
+}
+
 int main() {
     managed();
     captured();
     built();
+    copies();
     of_any_type();
     puts("passed");
     return 0;
