@@ -194,12 +194,6 @@ CUDART_API int cudaFuncGetName(const char **name, const void *function) {
     return *name ? 0 : rt_result(cuKernelGetName(name, kernel));
 }
 
-static int driver_function(const void *function, CUfunction *f) {
-    CUkernel kernel;
-    int device, error = enter_kernel(function, &kernel, &device);
-    return error ? error : cuKernelGetFunction(f, kernel);
-}
-
 CUDART_API int cudaLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name) {
     int error = rt_enter();
     if (!error && !(error = cuLibraryGetKernel(kernel, library, name)))
@@ -231,6 +225,7 @@ CUDART_API int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *block
         int device, threads, blocks;
     } cache[CACHED];
     int device, error = rt_enter();
+    CUkernel kernel;
     CUfunction f;
     if (error || !blocks || (error = cuCtxGetDevice(&device)))
         return rt_result(error ? error : CUDA_ERROR_INVALID_VALUE);
@@ -242,7 +237,7 @@ CUDART_API int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *block
         *blocks = cache[i].blocks;
         return 0;
     }
-    if ((error = driver_function(function, &f)) ||
+    if ((error = rt_kernel(function, &kernel)) || (error = cuKernelGetFunction(&f, kernel)) ||
         (error = cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, f, threads, shared, flags)))
         return rt_result(error);
     cache[i].generation = generation, cache[i].changes = changed;
