@@ -82,8 +82,8 @@ def test_a_fault_on_the_gpu_ends_one_context_until_a_reset(server: DriverServer,
     assert output == ["before True True", "codes" + 5 * f" {code}", "other device True", "after reset True"]
 
 
-def test_prints_of_the_gpu_come_before_a_synchronization_returns(server: DriverServer) -> None:
-    expected = [f"{writer} {value}" for value in range(3) for writer in ("fake print", "host")]
+def test_prints_of_program_and_gpu_are_in_order(server: DriverServer) -> None:
+    expected = [f"{writer} {value}" for value in range(3) for writer in ("before", "fake print", "host")]
     assert output_of("acts", server.environ(), "prints").splitlines() == expected
 
 

@@ -171,7 +171,7 @@ def test_a_damaged_value_of_a_gathered_batch(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(errors.CorruptionError, match="is damaged"):
                 future.wait()
-        future.settle()
+        future.wait_until_ended()
         assert sum(_readable(store, first) for first in range(0, 3000, 10)) == 299
 
 
