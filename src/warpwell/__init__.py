@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from .targets import CudaSource, default_device
     from .targets.kernel import kernel
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "Array",
