@@ -465,13 +465,11 @@ PASSED = re.compile(
     r"CtxSynchronize|StreamDestroy_v2|DevicePrimaryCtxRe(lease|set)(_v2)?|CtxDestroy_v2|GetProcAddress(_v2)?)"
 )
 """Symbols that the pass-through driver defines, without the suffixes of per-thread streams."""
-_ONLY_PASSED = {"cuCtxDestroy_v2": table.Call("cuCtxDestroy_v2", "near", ("ctx",))}
-"""Calls that the layer refuses."""
 
 
 def passed() -> list[tuple[table.Entry, table.Call]]:
     """Return the symbols that the pass-through driver defines, with their calls."""
-    calls = table.calls() | _ONLY_PASSED
+    calls = table.calls()
     symbols = [(entry, table.plain_symbol(entry.symbol)) for entry in table.entries()]
     return [(entry, calls[symbol]) for entry, symbol in symbols if symbol in calls and PASSED.fullmatch(symbol)]
 

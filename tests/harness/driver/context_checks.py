@@ -70,6 +70,21 @@ def counted(cuda: Cuda) -> None:
     fresh(cuda)
 
 
+def beside_primary(cuda: Cuda) -> None:
+    """A created context that was popped leaves the primary one current, and the flags of the primary context stay."""
+    cuda.cuDevicePrimaryCtxSetFlags_v2(DEVICE, BLOCKING)
+    for _ in range(2):
+        context = cuda.out("cuCtxCreate_v2", ctypes.c_uint(0), DEVICE)
+        cuda.cuCtxPopCurrent_v2(None)
+        cuda.cuCtxDestroy_v2(context)
+        assert current(cuda) == cuda.contexts[0]
+        cuda.cuCtxSynchronize()
+    flags, is_active = ctypes.c_uint(), ctypes.c_int()
+    cuda.cuDevicePrimaryCtxGetState(DEVICE, ctypes.byref(flags), ctypes.byref(is_active))
+    assert (flags.value, is_active.value) == (4, 1)
+    cuda.cuDevicePrimaryCtxSetFlags_v2(DEVICE, ctypes.c_uint(0))
+
+
 def destroyed_elsewhere(cuda: Cuda) -> None:
     """A context that one thread destroys stays current in others, whose calls fail."""
     without_primary(cuda)
@@ -108,4 +123,4 @@ def refused(cuda: Cuda) -> None:
     assert current(cuda) == cuda.contexts[0]
 
 
-CHECKS: tuple[Check, ...] = (created, counted, destroyed_elsewhere, refused)
+CHECKS: tuple[Check, ...] = (created, counted, beside_primary, destroyed_elsewhere, refused)

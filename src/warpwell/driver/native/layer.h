@@ -145,8 +145,10 @@ struct ww_device {
     struct ww_channel *_Atomic channel; /* NULL: no worker */
     _Atomic uint64_t life;              /* number of resets */
     int retained, created;  /* uses of its context: of the primary one, and by contexts that the program created */
-    uint32_t context_flags; /* CU_CTX_BLOCKING_SYNC shortens the spinning of waiting threads */
-    _Atomic int holds;      /* entries of this device in the queue of host functions: layer_host.c */
+    uint32_t primary_flags; /* of the primary context */
+    uint32_t
+        context_flags; /* of the context that lives: CU_CTX_BLOCKING_SYNC shortens the spinning of waiting threads */
+    _Atomic int holds; /* entries of this device in the queue of host functions: layer_host.c */
     _Atomic uint64_t peers, touched; /* bits of devices: kernels may access their memory; copies have accessed it */
     _Atomic uint64_t granted;        /* bits of devices whose pools this device's kernels may use */
     _Atomic int shared;              /* another device's worker maps this device's memory: layer_peer.c */
@@ -188,7 +190,10 @@ int ww_device_at(CUdevice k, struct ww_device **d); /* the device that the progr
 /* Find the device of a context; for NULL, the device of the calling thread's current context. */
 int ww_context_or_current(CUcontext context, struct ww_device **d);
 int ww_context_set(struct ww_device *d); /* replace the current context; NULL: pop it */
-int ww_context_push(struct ww_device *d);
+/* Push a context on the calling thread's stack. The context that a program creates has the same handle as the primary
+ * one, but its destruction must not pop the latter: the stack notes which of them was pushed. */
+int ww_context_push(struct ww_device *d, bool is_created);
+bool ww_current_is_created(void);
 int ww_need(struct ww_device **d);         /* find the current context's device, and start its worker if need be */
 int ww_context_code(struct ww_device *d);  /* 0, or the error that every call to the device returns now */
 struct ww_device *ww_current(void);        /* of the calling thread's current context, or NULL */

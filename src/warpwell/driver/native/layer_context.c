@@ -3,9 +3,14 @@
 #include "layer.h"
 #include <stdlib.h>
 
+struct entry {
+    struct ww_device *device;
+    bool is_created; /* by cuCtxCreate */
+};
+
 struct stack { /* contexts that the calling thread has pushed, the current one last */
     int depth, capacity;
-    struct ww_device **at;
+    struct entry *at;
 };
 
 static _Thread_local struct stack stack;
@@ -18,7 +23,9 @@ int ww_ready(void) {
     return ww_in_host_function ? CUDA_ERROR_NOT_PERMITTED : 0;
 }
 
-struct ww_device *ww_current(void) { return stack.depth ? stack.at[stack.depth - 1] : NULL; }
+struct ww_device *ww_current(void) { return stack.depth ? stack.at[stack.depth - 1].device : NULL; }
+
+bool ww_current_is_created(void) { return stack.depth && stack.at[stack.depth - 1].is_created; }
 
 struct ww_device *ww_context(CUcontext h) {
     for (int i = 0; i < layer.ndevices; i++)
@@ -72,10 +79,10 @@ static void free_stack(void *unused) {
 
 static void make_stack_key(void) { pthread_key_create(&stack_key, free_stack); }
 
-int ww_context_push(struct ww_device *d) {
+int ww_context_push(struct ww_device *d, bool is_created) {
     if (stack.depth == stack.capacity) {
         int capacity = stack.capacity ? 2 * stack.capacity : 8;
-        struct ww_device **at = realloc(stack.at, (size_t)capacity * sizeof *at);
+        struct entry *at = realloc(stack.at, (size_t)capacity * sizeof *at);
         if (!at)
             return CUDA_ERROR_OUT_OF_MEMORY;
         stack.at = at;
@@ -83,22 +90,22 @@ int ww_context_push(struct ww_device *d) {
         pthread_once(&stack_once, make_stack_key);
         pthread_setspecific(stack_key, at);
     }
-    stack.at[stack.depth++] = d;
+    stack.at[stack.depth++] = (struct entry){d, is_created};
     return 0;
 }
 
 int ww_context_set(struct ww_device *d) {
     if (d && !stack.depth)
-        return ww_context_push(d);
+        return ww_context_push(d, false);
     if (d)
-        stack.at[stack.depth - 1] = d;
+        stack.at[stack.depth - 1] = (struct entry){d, false};
     else
         stack.depth -= stack.depth > 0;
     return 0;
 }
 
 int ww_body_cuCtxPopCurrent_v2(CUcontext *context) {
-    struct ww_device *d = stack.at[--stack.depth];
+    struct ww_device *d = stack.at[--stack.depth].device;
     if (context)
         *context = ww_context_handle(d);
     return 0;

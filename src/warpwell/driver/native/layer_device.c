@@ -91,9 +91,18 @@ static int give_up(struct ww_device *d, int *count) {
 
 int ww_body_cuDevicePrimaryCtxRelease_v2(struct ww_device *d) { return give_up(d, &d->retained); }
 
+int ww_body_cuDevicePrimaryCtxRetain(struct ww_device *d, CUcontext *context) {
+    WW_LOCK(&d->opening);
+    if (!d->retained && !d->created)
+        d->context_flags = d->primary_flags;
+    d->retained++;
+    *context = ww_context_handle(d);
+    return 0;
+}
+
 /* A device has one context. Each context that the program creates there is another use of it. */
 int ww_body_cuCtxCreate_v2(struct ww_device *d, CUcontext *context, uint32_t flags) {
-    int error = ww_context_push(d);
+    int error = ww_context_push(d, true);
     if (error)
         return error;
     pthread_mutex_lock(&d->opening);
@@ -114,8 +123,9 @@ int ww_body_cuCtxCreate_v4(CUcontext *context, void *options, uint32_t flags, CU
 
 int ww_body_cuCtxDestroy_v2(CUcontext context) {
     struct ww_device *d = ww_context(context);
+    bool is_current = ww_current() == d && (ww_current_is_created() || !d->retained);
     int error = give_up(d, &d->created);
-    if (!error && ww_current() == d)
+    if (!error && is_current)
         ww_body_cuCtxPopCurrent_v2(NULL);
     return error;
 }
