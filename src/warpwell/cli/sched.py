@@ -129,7 +129,10 @@ def explain(arguments: argparse.Namespace) -> int:
         output.print_json({"log": arguments.log, "about": log.about, "events": events})
         return 0
     if log.about:
-        output.result("log", log.about)
+        shown = {key: value for key, value in log.about.items() if not isinstance(value, list)}
+        if isinstance(clock := shown.get("clock"), int | float):
+            shown["clock"] = f"{clock / 1e9:.4g} GHz"
+        output.result("log", shown)
     empty = True
     for event, text in selected:  # without rich: a log may have a million lines
         sys.stdout.write(f"{event.time:12.6f} s  {text}\n")
