@@ -141,14 +141,13 @@ struct ww_ids {                         /* ids of one kind of object; the one fr
 struct ww_device {
     int ordinal;
     struct ww_facts facts;
-    pthread_mutex_t opening, post;      /* held to start or end the worker; to write an entry into the ring */
-    struct ww_channel *_Atomic channel; /* NULL: no worker */
-    _Atomic uint64_t life;              /* number of resets */
-    int retained, created;  /* uses of its context: of the primary one, and by contexts that the program created */
-    uint32_t primary_flags; /* of the primary context */
-    uint32_t
-        context_flags; /* of the context that lives: CU_CTX_BLOCKING_SYNC shortens the spinning of waiting threads */
-    _Atomic int holds; /* entries of this device in the queue of host functions: layer_host.c */
+    pthread_mutex_t opening, post;         /* held to start or end the worker; to write an entry into the ring */
+    struct ww_channel *_Atomic channel;    /* NULL: no worker */
+    _Atomic uint64_t life;                 /* number of resets */
+    int retained, created;                 /* uses of the device's context: as the primary one, and by cuCtxCreate */
+    uint32_t primary_flags, context_flags; /* flags of the primary context; of the context that is in use now, where
+                                              CU_CTX_BLOCKING_SYNC shortens the spinning of waiting threads */
+    _Atomic int holds;                     /* entries of this device in the queue of host functions: layer_host.c */
     _Atomic uint64_t peers, touched; /* bits of devices: kernels may access their memory; copies have accessed it */
     _Atomic uint64_t granted;        /* bits of devices whose pools this device's kernels may use */
     _Atomic int shared;              /* another device's worker maps this device's memory: layer_peer.c */
@@ -190,8 +189,8 @@ int ww_device_at(CUdevice k, struct ww_device **d); /* the device that the progr
 /* Find the device of a context; for NULL, the device of the calling thread's current context. */
 int ww_context_or_current(CUcontext context, struct ww_device **d);
 int ww_context_set(struct ww_device *d); /* replace the current context; NULL: pop it */
-/* Push a context on the calling thread's stack. The context that a program creates has the same handle as the primary
- * one, but its destruction must not pop the latter: the stack notes which of them was pushed. */
+/* Push a device's context on the calling thread's stack. A created context and the primary one have the same handle, so
+ * the stack records which of the two was pushed: cuCtxDestroy must not pop the primary one. */
 int ww_context_push(struct ww_device *d, bool is_created);
 bool ww_current_is_created(void);
 int ww_need(struct ww_device **d);         /* find the current context's device, and start its worker if need be */

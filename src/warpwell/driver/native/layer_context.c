@@ -1,5 +1,5 @@
-/* Contexts, and each thread's stack of contexts. A device has one context, whose handle is the address of its
- * struct ww_device. */
+/* Contexts, and each thread's stack of contexts. A device has one context. The handle of a context is the
+ * address of the device's struct ww_device. */
 #include "layer.h"
 #include <stdlib.h>
 

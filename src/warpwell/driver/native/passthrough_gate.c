@@ -463,10 +463,11 @@ static struct ww_stream *lock_free(struct device *d) {
         bool is_better = !found || (found->handle && (!s->handle || s->last_ns < found->last_ns));
         if (!is_free(s) || !is_better || pthread_mutex_trylock(&s->lock))
             continue;
-        struct ww_stream *rest = is_free(s) ? found : s; /* a call may have entered just before the lock */
-        found = is_free(s) ? s : found;
-        if (rest)
-            pthread_mutex_unlock(&rest->lock);
+        bool is_still_free = is_free(s); /* a call may have entered just before the lock */
+        struct ww_stream *worse = is_still_free ? found : s;
+        found = is_still_free ? s : found;
+        if (worse)
+            pthread_mutex_unlock(&worse->lock);
     }
     return found;
 }
