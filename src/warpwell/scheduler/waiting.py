@@ -131,7 +131,7 @@ class Waiting:
 
 
 class _Bucket:
-    """Sorted entries, and the overtaken count."""
+    """Entries in order. `passed` counts launches of other buckets that overtook the first entry."""
 
     __slots__ = ("entries", "passed")
 

@@ -143,7 +143,7 @@ class CpuExecutor(Engine[CpuRun]):
         )
         super().__init__(capacity, "cpu", HAND_OVER_SECONDS)
         self._patience = patience
-        self._woken = False
+        self._is_woken = False
         from ...targets.compiler import load_cpu
 
         load_cpu()
@@ -171,7 +171,7 @@ class CpuExecutor(Engine[CpuRun]):
 
     def wake(self) -> None:
         """See `Executor`."""
-        self._woken = True
+        self._is_woken = True
         self._notify()
 
     def machine(self) -> Machine:
@@ -278,6 +278,13 @@ class CpuExecutor(Engine[CpuRun]):
         while any(run.inside for run in runs) and self._time() < until:
             self._watch(until)
             self._advance()
+
+    @property
+    def _woken(self) -> bool:
+        return self._is_woken
+
+    def _clear_wake(self) -> None:
+        self._is_woken = False
 
     def _watch(self, until: float) -> None:
         self._bell.acquire(timeout=max(0.0, until - self._time()))

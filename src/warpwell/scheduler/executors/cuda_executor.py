@@ -640,9 +640,8 @@ class CudaExecutor(Engine[CudaRun]):
     def _woken(self) -> bool:
         return bool(self._queues.woken)
 
-    @_woken.setter
-    def _woken(self, value: bool) -> None:
-        self._queues.clear_wake()  # `wait` only resets it
+    def _clear_wake(self) -> None:
+        self._queues.clear_wake()
 
     def _watch(self, until: float) -> None:
         if any(not run.is_queued for run in self._postponed):

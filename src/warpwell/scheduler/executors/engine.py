@@ -182,8 +182,6 @@ class Engine(Executor, Generic[R]):
 
     stop_seconds = 0.0
     """Time from setting `STOP` until the last worker reads it between two blocks."""
-    _woken: bool
-    """Whether `wake` was called since the last return of `wait`."""
 
     def __init__(self, capacity: Capacity, device: str, launch_seconds: float) -> None:
         self.capacity = capacity
@@ -276,7 +274,7 @@ class Engine(Executor, Generic[R]):
                 break
             if not self._prepare_ahead():
                 self._watch(now + 1.0 if until is None else until)
-        self._woken = False
+        self._clear_wake()
 
     # -- interface of a device -----------------------------------------------------------------------------------
 
@@ -308,6 +306,15 @@ class Engine(Executor, Generic[R]):
     @abstractmethod
     def _set_stop(self, run: R) -> None:
         """Set `STOP` of a run to its `floor`."""
+
+    @property
+    @abstractmethod
+    def _woken(self) -> bool:
+        """Whether `wake` was called since `_clear_wake`."""
+
+    @abstractmethod
+    def _clear_wake(self) -> None:
+        """Reset `_woken`."""
 
     @abstractmethod
     def _watch(self, until: float) -> None:
