@@ -97,7 +97,8 @@ class Superblock:
             )
         if version != VERSION:
             raise errors.FormatError(
-                f"{name}: superblock version {version}, but this Warpwell reads {VERSION}: use another"
+                f"{name}: superblock version {version}, but this Warpwell reads version {VERSION}: "
+                "use the Warpwell that wrote it"
             )
         if npy_at % 512 or npy_at < BYTES or npy_at + nbytes > capacity:
             raise errors.FormatError(
