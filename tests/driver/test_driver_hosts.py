@@ -245,9 +245,9 @@ def test_a_ring_that_is_wrong_ends_its_client_alone(job: Hosts, act: str) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", faults.MIRRORED)
 def test_planted_faults_of_the_mirror_are_found(fault: str) -> None:
-    changes, patches, symptom = faults.MIRRORED[fault]
+    symptom, changes = faults.MIRRORED[fault]
     with natives.changed(natives.merged(natives.TIGHT, changes)) as parts, contextlib.ExitStack() as stack:
-        for target, made in patches.items():
+        for target, made in faults.REPLACED.get(fault, {}).items():
             stack.enter_context(mock.patch(target, made))
         job = stack.enter_context(hosts(parts, local=1, wrap=delay_data))
         if symptom == faults.OVERRUN:

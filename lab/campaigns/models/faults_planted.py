@@ -2,8 +2,8 @@
 
 The folder `faults` has them as patches: ``planted.diff``, ``rare.diff`` (runs find these faults too rarely: the first
 in 0 of 7,000 runs, the second in 0 of 9,300, so the campaign searches for them only by name) and ``harmless.diff``. A
-patch begins with a line ``# NAME: SCENARIO, seed SEED`` and a description. A hunk begins with ``@@ MODULE: FUNCTION``
-and has lines with ``-``, ``+`` or a space, as in a unified diff. The name of a method includes its class.
+patch begins with a line ``# NAME: SCENARIO, seed SEED`` and a description, and a hunk with ``@@ MODULE: FUNCTION``. The
+name of a method includes its class.
 
 A fault replaces the code of functions by compiled code of a changed source. So every module that has imported the
 function runs the changed code, and nothing is registered twice. The old lines of a hunk must occur in the function
@@ -41,6 +41,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
+
+from lab.testing.patches import Patch, read_patches
 
 from .adversary import LONG, MIDDLE
 from .cache_model import Focus
@@ -86,23 +88,14 @@ class Fault:
 
 def _faults(name: str) -> tuple[Fault, ...]:
     """Read the faults of a file of patches."""
-    text = (Path(__file__).parent / "faults" / f"{name}.diff").read_text()
-    return tuple(_fault(patch) for patch in text.split("\n\n"))
+    return tuple(map(_fault, read_patches(Path(__file__).parent / "faults" / f"{name}.diff")))
 
 
-def _fault(patch: str) -> Fault:
-    head, *hunks = patch.split("\n@@ ")
-    title, description = head.splitlines()
-    name, _, setting = title.removeprefix("# ").partition(": ")
+def _fault(patch: Patch) -> Fault:
+    name, _, setting = patch.title.partition(": ")
     scenario, _, seed = setting.partition(", seed ")
-    edits = tuple(_edit(*hunk.splitlines()) for hunk in hunks)
-    return Fault(name, scenario, description.removeprefix("# "), edits, int(seed or 0))
-
-
-def _edit(place: str, *lines: str) -> Edit:
-    module, _, function = place.partition(": ")
-    old, new = ("".join(f"{line[1:]}\n" for line in lines if line[0] in signs) for signs in (" -", " +"))
-    return Edit(module, function, old, new)
+    edits = tuple(Edit(*hunk.place.split(": "), hunk.old, hunk.new) for hunk in patch.hunks)
+    return Fault(name, scenario, *patch.notes, edits, int(seed or 0))
 
 
 FAULTS, RARE, HARMLESS = _faults("planted"), _faults("rare"), _faults("harmless")
