@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import os
 import queue
 import struct
@@ -17,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from .._check import checked_bytes, checked_callable, checked_integer, checked_share, checked_timeout
+from .._check import checked_bytes, checked_callable, checked_integer, checked_share
+from .._future import Future
 from ..cache import batches_of, format_size
 from ..storage import NativeMedium
 from . import lifetime
 from .compaction import CompactionReport, compact
 from .index.reader import BAD_RECORD
 from .keys import MAX_KEY, Key, Keys, as_key, as_keys, in_order, is_integer, shown, with_prefix
-from .log.files import check_process
 from .log.format import size_of
 from .log.recovery import VerifyReport, verify
 from .records import STAGED_RECORD_BYTES, Records
@@ -35,12 +34,11 @@ _pack = struct.Struct("<q").pack
 
 _MAX_READERS = 4
 """Maximum number of threads for asynchronous reads in a process."""
-_Read = tuple["concurrent.futures.Future[Any]", Callable[[], Any]]
-_reads: queue.SimpleQueue[_Read] = queue.SimpleQueue()
+_reads: queue.SimpleQueue[tuple[HostFuture, Callable[[], Any]]] = queue.SimpleQueue()
 _readers: list[threading.Thread] = []
 
 
-def _serve(reads: queue.SimpleQueue[_Read]) -> None:
+def _serve(reads: queue.SimpleQueue[tuple[HostFuture, Callable[[], Any]]]) -> None:
     while True:
         future, read = reads.get()
         try:
@@ -59,7 +57,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class HostFuture:
+class HostFuture(Future):
     """The future of a read in another thread.
 
     Parameters
@@ -69,37 +67,17 @@ class HostFuture:
     """
 
     def __init__(self, read: Callable[[], Any]) -> None:
-        self._pid = os.getpid()
-        self._future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        super().__init__("read")
         if len(_readers) < _MAX_READERS:
             # A daemon thread, so that a read that hangs does not block the end of the program.
             thread = threading.Thread(target=_serve, args=(_reads,), name="warpwell-kv", daemon=True)
             thread.start()
             _readers.append(thread)
-        _reads.put((self._future, read))
+        _reads.put((self, read))
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Wait for the result and return it (may be called again).
-
-        Raises
-        ------
-        TimeoutError
-            The read took longer than `timeout` seconds.
-        ForkError
-            The parent process started the read before it forked this process.
-        """
-        timeout = checked_timeout(timeout)
-        check_process(self._pid, "this read was started", "start it again here")
-        try:
-            return self._future.result(timeout)
-        except concurrent.futures.TimeoutError as error:
-            if self._future.done():
-                raise  # an error of the read itself
-            raise TimeoutError(f"the read is not done after {timeout:g} s: wait longer") from error
-
-    def done(self) -> bool:
-        """Return whether `wait` would return at once."""
-        return self._pid != os.getpid() or self._future.done()
+        """Return `result`: the futures of all batches, also of batches on a GPU, have this method."""
+        return self.result(timeout)
 
 
 class Store(MutableMapping[Any, Any]):
