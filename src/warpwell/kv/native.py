@@ -17,6 +17,12 @@ from numpy.typing import NDArray
 
 from ..targets.compiler import intrinsics_for
 
+INT64 = np.dtype(np.int64)
+UINT8 = np.dtype(np.uint8)
+UINT16 = np.dtype(np.uint16)
+UINT32 = np.dtype(np.uint32)
+"""Types of words in memory, for `load_weak_as` and `store_weak_as`: device code cannot create them."""
+
 _word_at = ctypes.c_ssize_t.from_address
 _compiled: dict[Any, Any] = {}
 

@@ -20,7 +20,7 @@ from .. import errors
 from .._check import checked_integer
 from ..targets import device
 from ..targets.primitives import items_at, load_weak_as, store_weak_as
-from .native import address_of, compiled
+from .native import INT64, address_of, compiled
 
 ROUNDS = 16
 """Rounds of the network. From 12 rounds on, a count of all orders of up to 6 positions over 60,000 seeds shows no
@@ -32,7 +32,6 @@ MAX_SIZE = 1 << 62
 # Indices into the array that device code receives
 SIZE, HIGH_BITS, LOW_BITS, KEYS = 0, 1, 2, 3
 N_WORDS = KEYS + ROUNDS
-INT64 = np.dtype(np.int64)
 
 # Odd multipliers below 2**31: the product with a 32-bit number fits in a signed 64-bit integer
 MULTIPLY_1 = 0x7FEB352D

@@ -13,10 +13,7 @@ from numpy.typing import NDArray
 from .. import errors
 from .._check import imported
 from ..targets.primitives import copy_bytes, load_weak_as
-from .index.index import INT64
-from .native import address_of, compiled
-
-_UINT8 = np.dtype(np.uint8)
+from .native import INT64, UINT8, address_of, compiled
 
 
 class Ragged:
@@ -64,7 +61,7 @@ class Ragged:
                 f"values must be an array of numbers with one dimension or more, got {array.dtype} {array.shape}",
                 name="values",
             )
-        if item_type is not np.ndarray and (array.dtype != _UINT8 or array.ndim != 1):
+        if item_type is not np.ndarray and (array.dtype != UINT8 or array.ndim != 1):
             raise errors.ArgumentError(
                 f"values must be uint8 [total] for items of type {item_type.__name__}, got {array.dtype} {array.shape}",
                 name="values",

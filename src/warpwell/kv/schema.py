@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 from .. import errors
 from ..targets.primitives import copy_bytes, load_weak_as, store_weak_as
-from .index.index import INT64, UINT8
 from .index.reader import ValueBuffer, clear
 from .keys import Keys, require_no_padding, shown
 from .log.format import MAX_VALUE, UNIT
 from .log.segments import ValueBuffers, too_large
-from .native import address_of, compiled
+from .native import INT64, UINT8, UINT32, address_of, compiled
 from .ragged import Ragged, copy_items, numbers_of_lists
 
 ALIGNMENT = 8
@@ -26,8 +25,6 @@ ALIGNMENT = 8
 
 LENGTH_BYTES = 4
 """Size in bytes of the integer in a record that holds the length of a ragged field."""
-
-UINT32 = np.dtype(np.uint32)
 
 _KINDS = "biufc"
 

@@ -31,7 +31,8 @@ from warpwell.targets.primitives import (
     syncwarp,
 )
 
-from ..index.sealed import UINT8, hash_of
+from ..index.sealed import hash_of
+from ..native import UINT8
 
 # -- record, in words ------------------------------------------------------------------------------------------
 D_MASK = 0

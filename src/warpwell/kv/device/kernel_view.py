@@ -46,7 +46,8 @@ from warpwell.targets.primitives import (
 )
 
 from ..index.sealed import hash_of
-from ..schema import LENGTH_BYTES, UINT32, Schema
+from ..native import UINT32
+from ..schema import LENGTH_BYTES, Schema
 from .device_cache import copy_each, look_up
 from .requests import (
     BAD_BUFFER,

@@ -40,16 +40,14 @@ from ...targets.primitives import (
 )
 from ..keys import Keys, keys_in
 from ..log.format import DAMAGED, KEY_LEN_SHIFT, TOMBSTONE, size_of
-from ..native import address_of, compiled
+from ..native import INT64, UINT8, address_of, compiled
 from .sealed import (
     DESCRIPTOR_WORDS,
-    INT64,
     SLOT,
     SLOT_KEY0,
     SLOT_KEY1,
     SLOT_LOC0,
     SLOT_LOC1,
-    UINT8,
     SealedIndex,
     has_key,
     hash_of,

@@ -47,7 +47,19 @@ from ...targets.primitives import (
 from ..keys import LONGEST_KEY, MAX_KEY, SUFFIX_BYTES, Keys, as_keys, long_key_in, one_key, suffix_of, words_of
 from ..log.checksum import BAD_CRC, FAILED, FOUND, SHORT, read_chunks, read_exactly
 from ..log.format import DAMAGED, LONG, crc_of, offset_of, segment_of, size_of
-from ..native import ARRAY_DATA, CONTENTS, SIZE, TYPE, address_of, compiled, method, python_function
+from ..native import (
+    ARRAY_DATA,
+    CONTENTS,
+    INT64,
+    SIZE,
+    TYPE,
+    UINT8,
+    UINT32,
+    address_of,
+    compiled,
+    method,
+    python_function,
+)
 from .index import (
     C_BYTES,
     C_ERRORS,
@@ -67,7 +79,6 @@ from .index import (
     publish,
     stripe_of,
 )
-from .sealed import INT64, UINT8, UINT32
 
 # -- results of a read, in addition to those of `log.checksum`; the low byte of `found` arrays --------------------
 ABSENT = 0

@@ -29,11 +29,7 @@ from ...targets.primitives import (
 )
 from ..log.checksum import crc32c_many
 from ..log.format import DAMAGED, KEY_LEN_SHIFT, SLOT_BYTES, Superblock, key_len_of, offset_of, segment_of, size_of
-from ..native import address_of, compiled
-
-INT64 = np.dtype(np.int64)
-UINT8 = np.dtype(np.uint8)
-UINT32 = np.dtype(np.uint32)
+from ..native import INT64, UINT8, UINT32, address_of, compiled
 
 # -- slot of a hash table --------------------------------------------------------------------------------------
 SLOT = SLOT_BYTES

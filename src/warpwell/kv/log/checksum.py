@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from ...targets import device, native
 from ...targets.primitives import crc32c as crc32c_at
 from ...targets.primitives import load_weak_as, pread, store_weak_as
-from ..native import compiled
-
-I8 = np.dtype(np.int64)
+from ..native import INT64, compiled
 
 # -- results of a read ----------------------------------------------------------------------------------------
 FOUND = 1
@@ -37,8 +35,8 @@ def crc_one(address: int, nbytes: int, seed: int) -> int:
 def crc_many(addresses: int, lengths: int, out: int, count: int) -> int:
     """Store the CRC of each buffer as a word."""
     for k in range(count):
-        found = crc32c_at(load_weak_as(addresses + 8 * k, I8), load_weak_as(lengths + 8 * k, I8), 0)
-        store_weak_as(out + 8 * k, found, I8)
+        found = crc32c_at(load_weak_as(addresses + 8 * k, INT64), load_weak_as(lengths + 8 * k, INT64), 0)
+        store_weak_as(out + 8 * k, found, INT64)
     return 0
 
 
@@ -88,9 +86,9 @@ def read_chunks(
 def check_values(fd: int, entries: int, count: int, chunk: int, out: int) -> int:
     """Read and check values (offset, size, CRC); store the result of `read_chunks` for each."""
     for k in range(count):
-        offset = load_weak_as(entries + 24 * k, I8)
-        size, crc = load_weak_as(entries + 24 * k + 8, I8), load_weak_as(entries + 24 * k + 16, I8)
-        store_weak_as(out + 8 * k, read_chunks(fd, offset, size, crc, chunk, _CHUNK, 0, 0, 0), I8)
+        offset = load_weak_as(entries + 24 * k, INT64)
+        size, crc = load_weak_as(entries + 24 * k + 8, INT64), load_weak_as(entries + 24 * k + 16, INT64)
+        store_weak_as(out + 8 * k, read_chunks(fd, offset, size, crc, chunk, _CHUNK, 0, 0, 0), INT64)
     return 0
 
 

@@ -37,8 +37,8 @@ from numpy.typing import NDArray
 from ...targets import device
 from ...targets.primitives import crc32c as crc32c_at
 from ...targets.primitives import load_weak_as, store_weak_as
-from ..native import address_of, compiled
-from .checksum import I8, crc32c
+from ..native import INT64, UINT8, UINT16, UINT32, address_of, compiled
+from .checksum import crc32c
 from .files import Files, closing_on_error, full, read_at, write_new
 from .format import (
     COMMIT,
@@ -76,9 +76,6 @@ MAX_AHEAD_BYTES = 1 << 20
 _GROUPS_AHEAD = 8
 """Minimum number of groups of the same size for which zeros are written: for fewer they cost more than they save."""
 
-U1 = np.dtype(np.uint8)
-U2 = np.dtype(np.uint16)
-U4 = np.dtype(np.uint32)
 _SEALED_FLAGS = COMMIT | SYNCED | INLINE
 _PROOFS = ORDERED | SYNCED
 _RECORD_WORDS = RECORD_BYTES // 8
@@ -446,16 +443,16 @@ def fill_records(records: int, keys: int, lens: int, locs: int, count: int, pref
     """Write records; `prefix` is their first word without the length of the key. With 0 for `locs` they delete."""
     for k in range(count):
         at = records + RECORD_BYTES * k
-        length = int(load_weak_as(lens + k, U1))
-        store_weak_as(at, prefix | (length & (INTEGER - 1)) << 40, I8)
-        store_weak_as(at + 16, load_weak_as(keys + 16 * k, I8), I8)
-        store_weak_as(at + 24, load_weak_as(keys + 16 * k + 8, I8), I8)
+        length = int(load_weak_as(lens + k, UINT8))
+        store_weak_as(at, prefix | (length & (INTEGER - 1)) << 40, INT64)
+        store_weak_as(at + 16, load_weak_as(keys + 16 * k, INT64), INT64)
+        store_weak_as(at + 24, load_weak_as(keys + 16 * k + 8, INT64), INT64)
         if locs == 0:
-            store_weak_as(at + 32, TOMBSTONE, I8)
-            store_weak_as(at + 40, length << KEY_LEN_SHIFT, I8)
+            store_weak_as(at + 32, TOMBSTONE, INT64)
+            store_weak_as(at + 40, length << KEY_LEN_SHIFT, INT64)
         else:
-            store_weak_as(at + 32, load_weak_as(locs + 16 * k, I8), I8)
-            store_weak_as(at + 40, load_weak_as(locs + 16 * k + 8, I8), I8)
+            store_weak_as(at + 32, load_weak_as(locs + 16 * k, INT64), INT64)
+            store_weak_as(at + 40, load_weak_as(locs + 16 * k + 8, INT64), INT64)
     return 0
 
 
@@ -467,13 +464,13 @@ def seal(records: int, count: int, chain: int, seq: int, ordinal: int, salt: int
     """
     for k in range(count):
         at = records + RECORD_BYTES * k
-        flags = int(load_weak_as(at + 6, U2)) & ~_SEALED_FLAGS | synced
-        store_weak_as(at + 6, flags | last if k == count - 1 else flags, U2)
-        store_weak_as(at + 8, seq + k, I8)
-        store_weak_as(at + 48, ordinal + k | salt << 32, I8)
-        store_weak_as(at + 56, chain, U4)
+        flags = int(load_weak_as(at + 6, UINT16)) & ~_SEALED_FLAGS | synced
+        store_weak_as(at + 6, flags | last if k == count - 1 else flags, UINT16)
+        store_weak_as(at + 8, seq + k, INT64)
+        store_weak_as(at + 48, ordinal + k | salt << 32, INT64)
+        store_weak_as(at + 56, chain, UINT32)
         chain = crc32c_at(at, 60, 0)
-        store_weak_as(at + 60, chain, U4)
+        store_weak_as(at + 60, chain, UINT32)
     return chain
 
 
@@ -489,37 +486,37 @@ def has_known_contents(first: int, loc0: int, loc1: int) -> bool:
 
 def scan_units(state: int, records: int, units: int, count: int) -> int:
     """Return the number of leading records that continue the chain, and store the unit of each."""
-    seq = load_weak_as(state + 8 * SCAN_SEQ, I8)
-    chain = load_weak_as(state + 8 * SCAN_CHAIN, I8)
-    ordinal = load_weak_as(state + 8 * SCAN_ORDINAL, I8)
-    salt = load_weak_as(state + 8 * SCAN_SALT, I8)
-    floor = load_weak_as(state + 8 * SCAN_FLOOR_SEQ, I8)
-    limit = load_weak_as(state + 8 * SCAN_LIMIT, I8)
-    value_units = load_weak_as(state + 8 * SCAN_VALUE_UNITS, I8)
+    seq = load_weak_as(state + 8 * SCAN_SEQ, INT64)
+    chain = load_weak_as(state + 8 * SCAN_CHAIN, INT64)
+    ordinal = load_weak_as(state + 8 * SCAN_ORDINAL, INT64)
+    salt = load_weak_as(state + 8 * SCAN_SALT, INT64)
+    floor = load_weak_as(state + 8 * SCAN_FLOOR_SEQ, INT64)
+    limit = load_weak_as(state + 8 * SCAN_LIMIT, INT64)
+    value_units = load_weak_as(state + 8 * SCAN_VALUE_UNITS, INT64)
     committed = 0
     good = 0
     unit = 0
     while unit < count:
         at = records + RECORD_BYTES * unit
-        first = load_weak_as(at, I8)
-        ordinal_and_salt = load_weak_as(at + 48, I8)
-        link = load_weak_as(at + 56, I8)
-        if first & 0xFFFFFFFF != MAGIC or load_weak_as(at + 8, I8) != seq or link & 0xFFFFFFFF != chain:
+        first = load_weak_as(at, INT64)
+        ordinal_and_salt = load_weak_as(at + 48, INT64)
+        link = load_weak_as(at + 56, INT64)
+        if first & 0xFFFFFFFF != MAGIC or load_weak_as(at + 8, INT64) != seq or link & 0xFFFFFFFF != chain:
             break
         if ordinal_and_salt & 0xFFFFFFFF != ordinal or (ordinal_and_salt >> 32) & 0xFFFFFFFF != salt:
             break
         found = crc32c_at(at, 60, 0)
         if (link >> 32) & 0xFFFFFFFF != found:
             break
-        loc0 = load_weak_as(at + 32, I8)
-        loc1 = load_weak_as(at + 40, I8)
+        loc0 = load_weak_as(at + 32, INT64)
+        loc1 = load_weak_as(at + 40, INT64)
         if not has_known_contents(first, loc0, loc1):
-            store_weak_as(state + 8 * SCAN_UNKNOWN, 1, I8)
+            store_weak_as(state + 8 * SCAN_UNKNOWN, 1, INT64)
             break
         chain = found
-        if seq == floor and chain != load_weak_as(state + 8 * SCAN_FLOOR_CRC, I8):
-            store_weak_as(state + 8 * SCAN_FLOOR_WRONG, 1, I8)
-        store_weak_as(units + 8 * good, unit, I8)
+        if seq == floor and chain != load_weak_as(state + 8 * SCAN_FLOOR_CRC, INT64):
+            store_weak_as(state + 8 * SCAN_FLOOR_WRONG, 1, INT64)
+        store_weak_as(units + 8 * good, unit, INT64)
         seq += 1
         ordinal += 1
         good += 1
@@ -534,14 +531,14 @@ def scan_units(state: int, records: int, units: int, count: int) -> int:
             ordinal = 0
             value_units = 0
             committed = good
-            store_weak_as(state + 8 * SCAN_COMMITTED_CHAIN, chain, I8)
-            store_weak_as(state + 8 * SCAN_COMMITTED_END, unit, I8)
-    store_weak_as(state + 8 * SCAN_SEQ, seq, I8)
-    store_weak_as(state + 8 * SCAN_CHAIN, chain, I8)
-    store_weak_as(state + 8 * SCAN_ORDINAL, ordinal, I8)
-    store_weak_as(state + 8 * SCAN_VALUE_UNITS, value_units, I8)
-    store_weak_as(state + 8 * SCAN_NEXT, unit, I8)
-    store_weak_as(state + 8 * SCAN_COMMITTED, committed, I8)
+            store_weak_as(state + 8 * SCAN_COMMITTED_CHAIN, chain, INT64)
+            store_weak_as(state + 8 * SCAN_COMMITTED_END, unit, INT64)
+    store_weak_as(state + 8 * SCAN_SEQ, seq, INT64)
+    store_weak_as(state + 8 * SCAN_CHAIN, chain, INT64)
+    store_weak_as(state + 8 * SCAN_ORDINAL, ordinal, INT64)
+    store_weak_as(state + 8 * SCAN_VALUE_UNITS, value_units, INT64)
+    store_weak_as(state + 8 * SCAN_NEXT, unit, INT64)
+    store_weak_as(state + 8 * SCAN_COMMITTED, committed, INT64)
     return good
 
 
@@ -552,15 +549,15 @@ def find_later(records: int, count: int, salt: int, seq: int) -> int:
     """
     for k in range(count):
         at = records + RECORD_BYTES * k
-        first = load_weak_as(at, I8)
-        ordinal_and_salt = load_weak_as(at + 48, I8)
+        first = load_weak_as(at, INT64)
+        ordinal_and_salt = load_weak_as(at + 48, INT64)
         if (
             first & 0xFFFFFFFF == MAGIC
             and (ordinal_and_salt >> 32) & 0xFFFFFFFF == salt
             and (first >> 48) & _PROOFS != 0
         ):
-            group_start = load_weak_as(at + 8, I8) - (ordinal_and_salt & 0xFFFFFFFF)
-            if group_start > seq and crc32c_at(at, 60, 0) == (load_weak_as(at + 56, I8) >> 32) & 0xFFFFFFFF:
+            group_start = load_weak_as(at + 8, INT64) - (ordinal_and_salt & 0xFFFFFFFF)
+            if group_start > seq and crc32c_at(at, 60, 0) == (load_weak_as(at + 56, INT64) >> 32) & 0xFFFFFFFF:
                 return k
     return -1
 

@@ -19,7 +19,7 @@ from ..._os import allow_more_files
 from ...targets import device, view_of
 from ...targets.primitives import copy_crc32c, load_weak_as, store_weak_as
 from ...targets.primitives import crc32c as crc32c_at
-from ..native import CONTENTS, SIZE, TYPE, address_of, compiled, items_of
+from ..native import CONTENTS, INT64, SIZE, TYPE, UINT8, address_of, compiled, items_of
 from ..ragged import Ragged
 from .checksum import crc32c
 from .files import Files, closing_on_error, read_at, write_new
@@ -50,9 +50,6 @@ WRITE_BYTES = 1 << 20
 written alone."""
 _LARGE = 1 << 18
 """Minimum size of a value that is written without a copy, in bytes."""
-
-INT64 = np.dtype(np.int64)
-UINT8 = np.dtype(np.uint8)
 
 Callback = Callable[[int, int], None]
 Encode = Callable[[int, int, int], "Chunk | None"]

@@ -23,9 +23,9 @@ from ... import errors
 from ...targets import device
 from ...targets.primitives import i64, store_weak_as
 from ..index.index import key_at
-from ..index.sealed import UINT8, hash_of
+from ..index.sealed import hash_of
 from ..keys import Keys
-from ..native import compiled
+from ..native import UINT8, compiled
 from .files import Files
 from .manifest import Manifest, read_manifest
 from .segments import SegmentFolder

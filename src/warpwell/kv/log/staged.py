@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from ...targets import device
 from ...targets.primitives import copy_bytes, copy_crc32c, load_weak_as, store_weak_as
-from ..native import CONTENTS, SIZE, TUPLE_ITEMS, TYPE, address_of, compiled, items_of
-from .checksum import I8
+from ..native import CONTENTS, INT64, SIZE, TUPLE_ITEMS, TYPE, address_of, compiled, items_of
 from .format import (
     COMMIT,
     CRC_SHIFT,
@@ -120,12 +119,12 @@ def encode_staged(
 
     `state` has the first row and the end of the last value in the segment; the call updates both.
     """
-    row, end = load_weak_as(state, I8), load_weak_as(state + 8, I8)
+    row, end = load_weak_as(state, INT64), load_weak_as(state + 8, INT64)
     row, end, placed = _encode(
         keys, values, row, count, bytes_type, shard, shards, segment, end, limit, records, out, room
     )
-    store_weak_as(state, row, I8)
-    store_weak_as(state + 8, end, I8)
+    store_weak_as(state, row, INT64)
+    store_weak_as(state + 8, end, INT64)
     return placed
 
 
@@ -184,21 +183,21 @@ def _encode(
     first = footprint(end)
     placed = 0
     while row < count:
-        key, value = load_weak_as(keys + 8 * row, I8), load_weak_as(values + 8 * row, I8)
-        length = load_weak_as(key + SIZE, I8)
+        key, value = load_weak_as(keys + 8 * row, INT64), load_weak_as(values + 8 * row, INT64)
+        length = load_weak_as(key + SIZE, INT64)
         record = records + RECORD_BYTES * placed
-        store_weak_as(record + 16, 0, I8)
-        store_weak_as(record + 24, 0, I8)
+        store_weak_as(record + 16, 0, INT64)
+        store_weak_as(record + 24, 0, INT64)
         copy_bytes(record + 16, key + CONTENTS, length)
-        key0, key1 = load_weak_as(record + 16, I8), load_weak_as(record + 24, I8)
+        key0, key1 = load_weak_as(record + 16, INT64), load_weak_as(record + 24, INT64)
         if shards > 1 and shard_of(key0, key1, length, shards) != shard:
             row += 1
             continue
         marked = length
-        if load_weak_as(value + TYPE, I8) != bytes_type:
-            value = load_weak_as(value + TUPLE_ITEMS, I8)
+        if load_weak_as(value + TYPE, INT64) != bytes_type:
+            value = load_weak_as(value + TUPLE_ITEMS, INT64)
             marked |= INTEGER
-        size = load_weak_as(value + SIZE, I8)
+        size = load_weak_as(value + SIZE, INT64)
         offset = footprint(end)
         if offset + size > limit and offset > SUPERBLOCK:
             break
@@ -206,9 +205,9 @@ def _encode(
             break
         clear_padding(out + offset - first, size)
         crc = copy_crc32c(out + offset - first, value + CONTENTS, size, 0)
-        store_weak_as(record, MAGIC | PUT << 32 | length << 40, I8)
-        store_weak_as(record + 32, first_word(segment, offset, size), I8)
-        store_weak_as(record + 40, crc << CRC_SHIFT | marked << KEY_LEN_SHIFT | low_size(size), I8)
+        store_weak_as(record, MAGIC | PUT << 32 | length << 40, INT64)
+        store_weak_as(record + 32, first_word(segment, offset, size), INT64)
+        store_weak_as(record + 40, crc << CRC_SHIFT | marked << KEY_LEN_SHIFT | low_size(size), INT64)
         end = offset + size
         placed += 1
         row += 1
