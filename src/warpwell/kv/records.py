@@ -277,29 +277,24 @@ class Records:
         self._flushing = staged.copy()
         return bool(self._flushing)
 
-    def _write_flushing(self) -> None:
-        try:
-            self.index.put(self.log.append_staged(self._flushing, self.staged_bytes))
-        except errors.StoreFailedError:
-            self._lose_flushing()
-            raise
-        self._flushing, self.staged_bytes = {}, 0
+    def _write_flushing(self, *, commit: bool = False) -> int | None:
+        """Append and index the records in `_flushing`; with `commit` only if one call can commit them, too.
 
-    def _lose_flushing(self) -> None:
-        self._lost += len(self._flushing)
-        self._flushing = {}
-
-    def _commit_flushing(self) -> int | None:
-        """Append, commit and index the records in `_flushing`; return None if `_flush` and `Log.commit` must do it."""
+        Returns the sequence number of the commit, or None if nothing was committed.
+        """
 
         def index(slots: NDArray[np.int64]) -> None:
             self.index.put(slots)
             self._flushing, self.staged_bytes = {}, 0
 
         try:
-            return self.log.commit_staged(self._flushing, self.staged_bytes, index)
+            if commit:
+                return self.log.commit_staged(self._flushing, self.staged_bytes, index)
+            index(self.log.append_staged(self._flushing, self.staged_bytes))
+            return None
         except errors.StoreFailedError:
-            self._lose_flushing()
+            self._lost += len(self._flushing)
+            self._flushing = {}
             raise
 
     def _check_hashes(self, keys: Keys) -> None:
@@ -330,7 +325,7 @@ class Records:
         """Make all changes durable; return their sequence number."""
         with self.change():
             # If a failed call left records, the group has two parts.
-            sequence = self._commit_flushing() if not self._flushing and self._take_staged() else None
+            sequence = self._write_flushing(commit=True) if not self._flushing and self._take_staged() else None
             if sequence is None:
                 self._flush()
                 sequence = self.log.commit()

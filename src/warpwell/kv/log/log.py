@@ -47,7 +47,7 @@ from .format import (
     segment_of,
     slots_of,
 )
-from .journal import COMMITTED_NAME, INLINE_BYTES, Floor, Journal, Pending, Position, Values, new_journal, new_records
+from .journal import COMMITTED_NAME, INLINE_BYTES, Floor, Pending, Position, Values, new_journal, new_records
 from .manifest import (
     DURABILITIES,
     IDENTITY_NAME,
@@ -129,7 +129,7 @@ class Log:
         self.guard = Guard(folder)
         self.retired: set[int] = set()
         self._files, self.segments, self._manifest = files, segments, manifest
-        self._journal = Journal(files, loaded.fd, loaded.salt, loaded.position)
+        self._journal = loaded.journal
         self._manifest_writer = ManifestWriter(files, folder, manifest, segments, self.guard)
         self._floor, self._writer = floor, writer
         self._pending = Pending()
@@ -140,7 +140,8 @@ class Log:
         self._closed = False
         self._live = len(loaded.slots) if loaded.base is None else loaded.base.count
         self._start_seq = loaded.start_seq
-        self._in_segments = loaded.position.seq  # values of records up to this one are durable in their segments
+        # Values of records up to this one are durable in their segments.
+        self._in_segments = self._journal.position.seq
         self._synced_value_bytes = self._value_bytes  # bytes of values in the journal at that record
 
     # -- creation and opening ---------------------------------------------------------------------------------
@@ -261,18 +262,18 @@ class Log:
                 manifest, loaded = load(files, path, manifest, segments, writable=True)
             except FileNotFoundError as error:
                 raise missing(error) from None
-            undo.callback(loaded.close, files)
+            undo.callback(loaded.close)
             repair(files, path, loaded, manifest, segments)
             for segment in manifest.segments:
                 # After the file's end, not after the last live record: readers may still use a replaced value.
                 segments.set_head(segment, segments.size(segment))
             floor = Floor(files, path, manifest.uuid_bytes)
             undo.callback(floor.close)
-            if not manifest.separate_logs:
-                floor.raise_to(loaded.position, loaded.salt, loaded.position.seq)
             log = cls(path, files, manifest, segments, loaded, writer, floor)
             if manifest.separate_logs:
                 log.snapshot(loaded.live())  # it replaces the logs of the shards
+            else:
+                floor.raise_to(loaded.journal.position, loaded.journal.salt, loaded.journal.position.seq)
             undo.pop_all()
             return log
 
@@ -538,10 +539,9 @@ class Log:
             self.check_open()
             if self.writable:
                 return Changes(0, None, np.empty((0, 4), np.int64))
-            state, self._manifest, retired, changes = follow(
+            self._journal, self._manifest, retired, changes = follow(
                 self._files, self.path, self._manifest, self.segments, self._journal, reads_all=reads_all
             )
-            self._journal = state
             self.retired |= retired
             return changes
 

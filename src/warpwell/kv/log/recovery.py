@@ -25,6 +25,7 @@ from .format import (
     JOURNAL_SEGMENT,
     LONG,
     PUT,
+    RECORD,
     RECORD_BYTES,
     SEGMENT_SHIFT,
     SLOT_BYTES,
@@ -93,37 +94,30 @@ class LoadedLog(Recovered):
 
     Attributes
     ----------
-    fd, salt : int
-        The journal's descriptor (owned by the caller from now on) and salt.
-    position : Position
-        End of the last complete group.
+    journal : Journal
+        Owned by the caller from now on; its position is the end of the last complete group.
+    scanned : Scanned
+        The records of the journal.
     start_seq : int
         Number of the last record before the journal.
-    size : int
-        Bytes of the journal.
     unsynced : int
         Number of records at the end that may not be durable, or whose values may not be durable in the segments.
     unsynced_offset : int
         Byte offset of these records in the journal.
-    scanned : Scanned or None
-        The records of the journal.
     restored : int64 [N, 2]
         Rows in `slots` of records whose values only the journal has, and the first words of their locations.
     """
 
-    fd: int
-    salt: int
-    position: Position
+    journal: Journal
+    scanned: Scanned
     start_seq: int
-    size: int
     unsynced: int = 0
     unsynced_offset: int = SUPERBLOCK
-    scanned: Scanned | None = None
     restored: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
 
-    def close(self, files: Files) -> None:
+    def close(self) -> None:
         """Release the journal and the snapshot."""
-        files.close(self.fd)
+        self.journal.close()
         if self.base is not None:
             self.base.close()
 
@@ -183,7 +177,8 @@ def _load_log(files: Files, folder: str, manifest: Manifest, segments: Segments,
     offset = int(scanned.offsets[len(slots) - count]) if count > 0 else position.offset
     restored = restored[restored[:, 0] < len(slots)] + np.array([len(before), 0])
     slots = np.concatenate([before, slots]) if len(before) else slots
-    return LoadedLog(base, slots, fd, block.salt, position, seq, scanned.size, max(0, count), offset, scanned, restored)
+    journal = Journal(files, fd, block.salt, position)
+    return LoadedLog(base, slots, journal, scanned, seq, max(0, count), offset, restored)
 
 
 def restore(
@@ -249,12 +244,12 @@ def _load_separate_logs(
             loaded = _load_log(files, path, part, own, writable=False)
         finally:
             own.close()
-        loaded.close(files)
+        loaded.close()
         found = live(loaded.slots)
         moved = segments.id_of(shard, segment_of(found[:, 2])) - segment_of(found[:, 2])
         found[:, 2] += moved << SEGMENT_SHIFT
         slots.append(found)
-        last += loaded.position.seq
+        last += loaded.journal.position.seq
         manifest = manifest.with_changes(
             segments=(*(manifest.segments if shard else ()), *(segments.id_of(shard, n) for n in part.segments)),
             next_segment=max(manifest.next_segment, part.next_segment),
@@ -265,8 +260,9 @@ def _load_separate_logs(
     fd = files.open(path, False)
     with closing_on_error(files, fd):
         salt = read_superblock(fd, manifest.uuid_bytes, manifest.journal, path).salt
-    records, end = np.concatenate(slots), Position(SUPERBLOCK, last, 0)
-    return manifest, LoadedLog(None, records, fd, salt, end, last, SUPERBLOCK)
+    journal = Journal(files, fd, salt, Position(SUPERBLOCK, last, 0))
+    nothing = Scanned(np.empty(0, RECORD), np.empty(0, np.int64), np.empty(0, np.bool_), journal.position, SUPERBLOCK)
+    return manifest, LoadedLog(None, np.concatenate(slots), journal, nothing, last)
 
 
 def damaged_copies(scanned: Scanned, fd: int) -> list[int]:
@@ -406,15 +402,15 @@ def repair(files: Files, folder: str, loaded: LoadedLog, manifest: Manifest, seg
         if manifest.durability == "none":
             _rewrite_values(files, loaded.slots, segments)
         return
-    position, fd = loaded.position, loaded.fd
-    if loaded.size != position.offset:
-        files.truncate(fd, position.offset)
+    end, fd = loaded.journal.position.offset, loaded.journal.fd
+    if loaded.scanned.size != end:
+        files.truncate(fd, end)
         files.sync(fd)
     if loaded.unsynced:
         _copy_values(files, loaded, segments)
         _rewrite_values(files, loaded.slots[len(loaded.slots) - loaded.unsynced :], segments)
         _rewrite_copies(files, loaded, segments)
-        _rewrite(files, fd, loaded.unsynced_offset, position.offset)
+        _rewrite(files, fd, loaded.unsynced_offset, end)
         files.sync(fd)
     _cut_leftovers(files, loaded, manifest, segments)
     remove_strays(files, folder, manifest, segments)
@@ -425,7 +421,7 @@ def _cut_leftovers(files: Files, loaded: LoadedLog, manifest: Manifest, segments
 
     No reader has seen these values. The cut needs no sync: after a crash, the next writer cuts again.
     """
-    if manifest.heads is None or loaded.scanned is None:
+    if manifest.heads is None:
         return
     records = loaded.scanned.records
     ends = dict(manifest.heads)
@@ -443,23 +439,21 @@ def _copy_values(files: Files, loaded: LoadedLog, segments: Segments) -> None:
     """Copy values that only the journal has to their segments."""
     for row, loc0 in loaded.restored.tolist():
         at, size, _ = extents_of(loaded.slots[row : row + 1, 2:])[0].tolist()
-        files.pwrite(segments.fd(segment_of(loc0)), read_at(loaded.fd, size, at), offset_of(loc0))
+        files.pwrite(segments.fd(segment_of(loc0)), read_at(loaded.journal.fd, size, at), offset_of(loc0))
         loaded.slots[row, 2] = loc0
     segments.close([JOURNAL_SEGMENT])
 
 
 def _rewrite_copies(files: Files, loaded: LoadedLog, segments: Segments) -> None:
     """Write values to the journal again whose groups may not be durable: only segments may have these values."""
-    if loaded.scanned is None:
-        return
-    count = loaded.position.seq - loaded.start_seq
+    count = loaded.journal.position.seq - loaded.start_seq
     first = int(np.argmin(np.append(loaded.scanned.durable[:count], False)))  # the first record of a group
     offsets, locations = loaded.scanned.value_offsets(first, count), loaded.scanned.records["loc"][first:count]
     for at, location in zip(offsets.tolist(), locations, strict=True):
         if at:
             value = segments.stored(location)
             contents = read_at(value.fd, value.nbytes, value.offset)
-            files.pwrite(loaded.fd, contents.ljust(footprint(value.nbytes), b"\0"), at)
+            files.pwrite(loaded.journal.fd, contents.ljust(footprint(value.nbytes), b"\0"), at)
 
 
 def _rewrite_values(files: Files, slots: NDArray[np.int64], segments: Segments) -> None:
@@ -515,25 +509,22 @@ def load_for_reading(
 
     Apparent damage may be a file that was replaced between two reads, so it is read again.
     """
-    own = segments is None
-    for attempt in range(_ATTEMPTS):
-        manifest = read_manifest(folder)
-        if segments is None:
-            segments = open_segments(files, folder, manifest, writable=False)
-        try:
-            manifest, loaded = load(files, folder, manifest, segments, writable=False)
-            return manifest, segments, loaded
-        except (FileNotFoundError, errors.CorruptionError) as error:
-            if attempt + 1 == _ATTEMPTS or (attempt >= 2 and read_manifest(folder) == manifest):
-                if own:
-                    segments.close()
-                raise error if isinstance(error, errors.CorruptionError) else missing(error) from None
-            time.sleep(0.002 * attempt)
-        except BaseException:
-            if own:
-                segments.close()
-            raise
-    raise AssertionError
+    with contextlib.ExitStack() as undo:
+        attempt = 0
+        while True:
+            manifest = read_manifest(folder)
+            if segments is None:
+                segments = open_segments(files, folder, manifest, writable=False)
+                undo.callback(segments.close)
+            try:
+                manifest, loaded = load(files, folder, manifest, segments, writable=False)
+                undo.pop_all()
+                return manifest, segments, loaded
+            except (FileNotFoundError, errors.CorruptionError) as error:
+                attempt += 1
+                if attempt == _ATTEMPTS or (attempt > 2 and read_manifest(folder) == manifest):
+                    raise error if isinstance(error, errors.CorruptionError) else missing(error) from None
+                time.sleep(0.002 * (attempt - 1))
 
 
 def missing(error: FileNotFoundError) -> errors.CorruptionError:
@@ -577,10 +568,10 @@ def follow(
     _check_same(folder, manifest, read_manifest(folder))
     manifest, segments, loaded = load_for_reading(files, folder, segments)
     journal.close()
-    changed = max(loaded.position.seq - journal.position.seq, int(not replaced))
+    changed = max(loaded.journal.position.seq - journal.position.seq, int(not replaced))
     retired = set(segments.ids()) - {*manifest.segments, *[JOURNAL_SEGMENT] * (len(loaded.restored) > 0)}
     changes = Changes(changed, Recovered(loaded.base, loaded.slots), np.empty((0, 4), np.int64))
-    return Journal(files, loaded.fd, loaded.salt, loaded.position), manifest, retired, changes
+    return loaded.journal, manifest, retired, changes
 
 
 def _follow(
@@ -701,18 +692,18 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], obj
             report.problems.append(_problem(error))
             _check_superblocks(manifest, segments, report)
             return report
-        report.journal_records = loaded.position.seq - loaded.start_seq
+        end, fd = loaded.journal.position, loaded.journal.fd
+        report.journal_records = end.seq - loaded.start_seq
         if not has_marks and report.journal_records:  # a writer makes the file durable before its first record
             report.problems.append(Problem(committed, None, "the file is missing"))
-        end = loaded.position.offset
-        report.torn_bytes = len(read_at(loaded.fd, max(0, loaded.size - end), end).rstrip(b"\0"))
+        torn = read_at(fd, max(0, loaded.scanned.size - end.offset), end.offset)
+        report.torn_bytes = len(torn.rstrip(b"\0"))
         report.unsettled_values = len(loaded.restored)
         journal = journal_path(path, manifest.journal)
-        copies = [] if loaded.scanned is None else damaged_copies(loaded.scanned, loaded.fd)
-        report.problems += [_copy_problem(journal, offset) for offset in copies]
+        report.problems += [_copy_problem(journal, offset) for offset in damaged_copies(loaded.scanned, fd)]
         damaged: list[errors.CorruptionError] = []
         slots = loaded.live(damaged)
-        loaded.close(Files())
+        loaded.close()
         report.problems += map(_problem, damaged)
         slots = slots[np.isin(segment_of(slots[:, 2]), segments.ids())]
         report.records, report.value_bytes = len(slots), int(size_of(slots[:, 2], slots[:, 3]).sum())
