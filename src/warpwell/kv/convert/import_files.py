@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import itertools
 import lzma
 import os
 import tarfile
@@ -21,14 +22,12 @@ from ...array import check_dtype
 from ...errors import ArgumentError, FormatError
 from .sources import (
     IMAGE,
-    Batch,
     Record,
     SchemaFields,
     Source,
     as_text,
     check_value,
     choose,
-    in_batches,
     read_value,
 )
 
@@ -88,15 +87,10 @@ class FolderSource(Source):
         if not self.records:
             raise FormatError(f"{path} holds no folder of images: check the path", path=path)
 
-    def batches(self, start: int = 0) -> Iterator[Batch]:
-        """Read all files; raise an error if a file grows over the limit or vanishes during the load."""
-        return in_batches(self._records(start), self, start)
-
     def _records(self, start: int) -> Iterator[Record]:
+        """Read the files from number `start` on; raise an error if one grows over the limit or vanishes."""
         labels = {name: label for label, name in enumerate(self._classes)}
-        for number, file in enumerate(self._files()):
-            if number < start:
-                continue
+        for number, file in enumerate(itertools.islice(self._files(), start, None), start):
             data = read_value(file)
             name = file.relative_to(self.path).as_posix()
             raw = os.fsencode(name)
@@ -242,10 +236,6 @@ class TarSource(Source):
         schema: SchemaFields = {name: _field_type(name, values[name], f"{where}: {name}") for name in values}
         self.schema = {name: {**schema, "name": "str"}[name] for name in self._fields}
 
-    def batches(self, start: int = 0) -> Iterator[Batch]:
-        """Read all samples from number `start` on."""
-        return in_batches(self._records(start), self, start)
-
     def _field(self, extension: str) -> str:
         if extension == "cls":
             return "label"
@@ -253,9 +243,7 @@ class TarSource(Source):
 
     def _records(self, start: int) -> Iterator[Record]:
         assert self.schema is not None
-        for number, sample in enumerate(self._samples()):
-            if number < start:
-                continue
+        for sample in itertools.islice(self._samples(), start, None):
             name = sample.name.decode(errors="surrogateescape")
             where = f"{self.where}: sample {name}"
             members = {self._field(extension): data for extension, data in sample.value.items()} | {"name": sample.name}
@@ -438,10 +426,6 @@ class LmdbSource(Source):
                 path=path,
             )
 
-    def batches(self, start: int = 0) -> Iterator[Batch]:
-        """Read all records from number `start` on."""
-        return in_batches(self._records(start), self, start)
-
     def close(self) -> None:
         """Close the environment."""
         self._environment.close()
@@ -450,9 +434,8 @@ class LmdbSource(Source):
         try:
             # views into the mapped file: the records before `start` are not copied
             with self._environment.begin(self._database, buffers=True) as transaction:
-                for number, (name, value) in enumerate(transaction.cursor(self._database)):
-                    if number < start:
-                        continue
+                found = itertools.islice(transaction.cursor(self._database), start, None)
+                for number, (name, value) in enumerate(found, start):
                     if self._is_unnamed and len(value) == _DATABASE_BYTES:
                         self._require_record(transaction, bytes(name))
                     check_value(len(value), f"{self.path}: {bytes(name[:40])!r}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,6 +55,15 @@ class Batch:
         return Batch(self.keys[start:], values, self.nbytes, self.share)
 
 
+class Record(NamedTuple):
+    """A record of a source that reads them one at a time: its value is bytes, or a dict of fields."""
+
+    name: bytes
+    value: Any
+    nbytes: int
+    share: float
+
+
 class Source:
     """A source of records in another format. The order of its records is always the same.
 
@@ -95,6 +104,27 @@ class Source:
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
         """Read all records from number `start` on, in bounded memory."""
+        group: list[Record] = []
+        nbytes = 0
+        for record in self._records(start):
+            group.append(record)
+            nbytes += record.nbytes
+            if nbytes >= BATCH_BYTES or len(group) >= BATCH_RECORDS:
+                yield self._batch(group, start)
+                start += len(group)
+                group, nbytes = [], 0
+        if group:
+            yield self._batch(group, start)
+
+    def _batch(self, group: list[Record], start: int) -> Batch:
+        values: Any = [record.value for record in group]
+        if isinstance(values[0], dict):
+            values = {name: [value[name] for value in values] for name in values[0]}
+        keys = self.keys_from_names([record.name for record in group], start, self.where)
+        return Batch(keys, values, sum(record.nbytes for record in group), group[-1].share)
+
+    def _records(self, start: int) -> Iterator[Record]:
+        """Yield single records from number `start` on, for `batches` of this class."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -147,38 +177,6 @@ class Source:
         if self.rule == "name" and keys.all_integers:
             return keys.numbers()
         return self.keys_from_names([keys.raw(k) for k in range(keys.size)], start, where)
-
-
-class Record(NamedTuple):
-    """A record of a source that reads them one at a time: its value is bytes, or a dict of fields."""
-
-    name: bytes
-    value: Any
-    nbytes: int
-    share: float
-
-
-def in_batches(records: Iterable[Record], source: Source, start: int) -> Iterator[Batch]:
-    """Group records, which arrive one at a time from number `start` on, into batches that fit into memory."""
-    group: list[Record] = []
-    nbytes = 0
-    for record in records:
-        group.append(record)
-        nbytes += record.nbytes
-        if nbytes >= BATCH_BYTES or len(group) >= BATCH_RECORDS:
-            yield _batch(group, source, start)
-            start += len(group)
-            group, nbytes = [], 0
-    if group:
-        yield _batch(group, source, start)
-
-
-def _batch(group: list[Record], source: Source, start: int) -> Batch:
-    values: Any = [record.value for record in group]
-    if isinstance(values[0], dict):
-        values = {name: [value[name] for value in values] for name in values[0]}
-    keys = source.keys_from_names([record.name for record in group], start, source.where)
-    return Batch(keys, values, sum(record.nbytes for record in group), group[-1].share)
 
 
 def require_names(rule: str | None, key_field: str | None, where: str) -> None:
