@@ -211,15 +211,6 @@ def _ended_by_exception() -> bool:
 # -- forks --------------------------------------------------------------------------------------------------------
 
 
-def forked_error(path: str) -> Exception:
-    """Return the error for a store that is open for writing, in a forked child."""
-    return errors.ForkError(
-        f"{path} was opened in the process that this one ({os.getpid()}) was forked from: open it again here, by its"
-        " path (for reading if the other process still writes)",
-        path=path,
-    )
-
-
 def busy_error(path: str) -> Exception:
     """Return the error for a store that was forked during a refresh in another thread."""
     return errors.ForkError(

@@ -24,6 +24,7 @@ from . import lifetime
 from .compaction import CompactionReport, compact
 from .index.reader import BAD_RECORD
 from .keys import MAX_KEY, Key, Keys, as_key, as_keys, in_order, is_integer, shown, with_prefix
+from .log.files import forked_error
 from .log.format import size_of
 from .log.recovery import VerifyReport, verify
 from .records import STAGED_RECORD_BYTES, Records
@@ -512,7 +513,7 @@ class Store(MutableMapping[Any, Any]):
         """Continue in a forked child; `busy` means that the fork interrupted a refresh in another thread."""
         self._lock = threading.RLock()
         if self.writable:
-            self._records.unusable = partial(lifetime.forked_error, self.path)
+            self._records.unusable = partial(forked_error, self.path)
         elif busy:
             self._records.unusable = partial(lifetime.busy_error, self.path)
             self._records.index.close()  # `get` must not find records

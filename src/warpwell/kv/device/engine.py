@@ -226,7 +226,7 @@ class Engine:
         """Raise an error if the device cannot be used."""
         if self._closed:
             raise errors.ClosedError(f"the store {self.name} is closed: open it again")
-        check_process(self._process, f"{self.name} was opened on a device", path=self.name)
+        check_process(self._process, self.name)
 
     def lost(self) -> errors.DriveLostError | None:
         """Return the error for a controller that is lost, or None."""

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from ... import errors
+from ..._future import require_same_process
 from ..._os import clock, uninterrupted
 from ...array import DeviceArray
 from ...storage import WorkerSlots, current_io_threads
@@ -42,7 +43,6 @@ from ...targets.primitives import (
 from ..index.index import addresses
 from ..index.reader import read_many
 from ..keys import as_keys
-from ..log.files import check_process
 from ..native import address_of, compiled
 from ..schema import Schema
 from .engine import Engine
@@ -216,7 +216,7 @@ class GatheredBatch:
 
     def wait_until_ended(self) -> None:
         """Wait until the batch has ended; `wait` raises its errors."""
-        check_process(self._pid, "this batch was started", "start it again here")
+        require_same_process(self._pid, "this batch")
         self.read()
         spins = 0
         while not self._is_copied():

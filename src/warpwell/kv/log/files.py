@@ -448,12 +448,16 @@ def _drop_in_child() -> None:
 os.register_at_fork(after_in_child=_drop_in_child)
 
 
-BY_PATH = "open it again here, by its path (for reading if the other process still writes)"
+def forked_error(path: str) -> errors.ForkError:
+    """Return the error for a store that is used in a process that was forked from the process that opened it."""
+    return errors.ForkError(
+        f"{path} was opened in the process that this one ({os.getpid()}) was forked from: open it again here, by its"
+        " path (for reading if the other process still writes)",
+        path=path,
+    )
 
 
-def check_process(pid: int, action: str, advice: str = BY_PATH, path: str | None = None) -> None:
-    """Raise ForkError unless this is the process `pid`; `action` names the call and the object."""
+def check_process(pid: int, path: str) -> None:
+    """Raise ForkError unless this is the process `pid`, which opened a store."""
     if os.getpid() != pid:
-        raise errors.ForkError(
-            f"{action} in process {pid}, which this one ({os.getpid()}) was forked from: {advice}", path=path
-        )
+        raise forked_error(path)

@@ -518,7 +518,7 @@ class Log:
             self.segments.close(closing)
             self.retired.difference_update(closing)
             if self.writable and not self.guard.failed:
-                check_process(self._pid, f"{self.path} was opened", path=self.path)
+                check_process(self._pid, self.path)
                 with self.guard.writing():
                     for segment in closing:
                         with contextlib.suppress(FileNotFoundError):
@@ -618,7 +618,7 @@ class Log:
         self.check_open()
         if not self.writable:
             raise errors.ReadOnlyError(f'{self.path} is open for reading only: open it with mode="r+"')
-        check_process(self._pid, f"{self.path} was opened", path=self.path)
+        check_process(self._pid, self.path)
         self.guard.check()
 
     def _write_records(self, records: NDArray[Any], *, last: bool, values: Values | None = None) -> None:
