@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..targets import private_memory
 from ..targets.compiler import intrinsics_for
 
 INT64 = np.dtype(np.int64)
@@ -89,6 +91,14 @@ def _has_known_layout() -> bool:
 def address_of(array: NDArray[Any]) -> int:
     """Return the address of an array's contents; `ndarray.ctypes` takes eight times as long."""
     return _word_at(id(array) + ARRAY_DATA).value
+
+
+def huge_words(nbytes: int) -> NDArray[np.int64]:
+    """Return zeroed memory that no other process shares, in huge pages if the system has them."""
+    raw = private_memory(nbytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        raw.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(raw, np.int64, nbytes // 8)
 
 
 def items_of(values: list[Any]) -> int:

@@ -13,19 +13,16 @@ the same key in the file. The table holds the file's address, so one pointer rep
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
 from ..._os import clock
-from ...targets import device, private_block, private_memory
+from ...targets import device, private_block
 from ...targets.primitives import (
     SYSTEM,
     backoff,
@@ -40,7 +37,7 @@ from ...targets.primitives import (
 )
 from ..keys import Keys, keys_in
 from ..log.format import DAMAGED, KEY_LEN_SHIFT, TOMBSTONE, size_of
-from ..native import INT64, UINT8, address_of, compiled
+from ..native import INT64, UINT8, address_of, compiled, huge_words
 from .sealed import (
     DESCRIPTOR_WORDS,
     SLOT,
@@ -555,12 +552,8 @@ class _Table:
             slots *= 2
         self.capacity = int(MAX_LOAD * slots)
         self.nbytes = TABLE_HEADER + SLOT * slots
-        self._raw: Any = private_memory(self.nbytes)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._raw.madvise(mmap.MADV_HUGEPAGE)
-        self._hold: Any = ctypes.c_char.from_buffer(self._raw)
-        self.address = ctypes.addressof(self._hold)
-        contents = np.frombuffer(self._raw, np.int64, self.nbytes // 8)
+        contents = huge_words(self.nbytes)
+        self.address = address_of(contents)
         self.header = contents[: TABLE_HEADER // 8]
         self.slots = contents[TABLE_HEADER // 8 :].reshape(slots, SLOT // 8)
         self.header[T_MASK], self.header[T_EXACT] = slots - 1, 1
@@ -579,8 +572,7 @@ class _Table:
             self.put(slots)
 
     def free(self) -> None:
-        """Release the memory; it is freed with the last array that views it."""
-        self._raw = self._hold = None
+        """Do nothing: the memory lives as long as the table, to which `StoreState.retire` refers by this method."""
 
 
 def addresses(keys: Keys) -> tuple[int, int]:

@@ -9,14 +9,13 @@ Blocks of records have two types: a hash table with the slots of `index`, and an
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...targets import device, private_memory, view_of
+from ...targets import device, view_of
 from ...targets.primitives import (
     SYSTEM,
     crc32c,
@@ -29,7 +28,7 @@ from ...targets.primitives import (
 )
 from ..log.checksum import crc32c_many
 from ..log.format import DAMAGED, KEY_LEN_SHIFT, SLOT_BYTES, Superblock, key_len_of, offset_of, segment_of, size_of
-from ..native import INT64, UINT8, UINT32, address_of, compiled
+from ..native import INT64, UINT8, UINT32, address_of, compiled, huge_words
 
 # -- slot of a hash table --------------------------------------------------------------------------------------
 SLOT = SLOT_BYTES
@@ -247,10 +246,7 @@ def new_blocks(slots: NDArray[np.int64], salt: int) -> tuple[int, int, int, memo
         raise errors.StorageFullError(f"an index holds at most {MAX_POSITIONS} slots: use another store")
     ends = segment_ends(slots[:, 2:])
     blocks, end_count = block_counts(block_type, positions, len(ends))
-    raw = private_memory(max(1, blocks + end_count) * BLOCK)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        raw.madvise(mmap.MADV_HUGEPAGE)
-    pages = np.frombuffer(raw, np.int64)
+    pages = huge_words(max(1, blocks + end_count) * BLOCK)
     data = address_of(pages)
     slots = np.ascontiguousarray(slots)
     compiled(fill_blocks)(data, block_type, positions, address_of(slots), count)
@@ -260,7 +256,7 @@ def new_blocks(slots: NDArray[np.int64], salt: int) -> tuple[int, int, int, memo
         at = (blocks + k) * (BLOCK // 8)
         pages[at : at + len(part)] = part
     compiled(end_blocks)(data + BLOCK * blocks, blocks, end_count, tag_of(salt), ENDS)
-    return block_type, positions, len(ends), memoryview(raw)[: (blocks + end_count) * BLOCK]
+    return block_type, positions, len(ends), pages.data.cast("B")[: (blocks + end_count) * BLOCK]
 
 
 def segment_ends(locations: NDArray[np.int64]) -> NDArray[np.int64]:

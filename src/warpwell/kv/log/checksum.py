@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...targets import device, native
+from ...targets import device
 from ...targets.primitives import crc32c as crc32c_at
 from ...targets.primitives import load_weak_as, pread, store_weak_as
-from ..native import INT64, compiled
+from ..native import CONTENTS, INT64, address_of, compiled
 
 # -- results of a read ----------------------------------------------------------------------------------------
 FOUND = 1
@@ -26,9 +24,8 @@ EINTR = 4
 _CHUNK = 1 << 20
 
 
-@native
 def crc_one(address: int, nbytes: int, seed: int) -> int:
-    """Return the CRC of memory."""
+    """Return the CRC of memory; `seed` is the CRC of the bytes before it."""
     return crc32c_at(address, nbytes, seed)
 
 
@@ -92,18 +89,12 @@ def check_values(fd: int, entries: int, count: int, chunk: int, out: int) -> int
     return 0
 
 
-@functools.cache
-def _crc_of_bytes() -> Any:
-    """Return `crc_one` with the address of a bytes object, which ctypes finds faster than NumPy."""
-    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)(crc_one.address)
-
-
 def crc32c(data: Any, seed: int = 0) -> int:
     """Return the CRC-32C of a C-contiguous buffer; `seed` is the CRC of the bytes before it."""
     if type(data) is bytes:
-        return int(_crc_of_bytes()(data, len(data), seed))
+        return int(compiled(crc_one)(id(data) + CONTENTS, len(data), seed))
     view = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
-    return int(crc_one(view.ctypes.data, view.nbytes, seed)) if view.nbytes else seed
+    return int(compiled(crc_one)(address_of(view), view.nbytes, seed)) if view.nbytes else seed
 
 
 def crc32c_many(addresses: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
