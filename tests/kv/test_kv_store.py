@@ -877,6 +877,28 @@ def test_a_signal_handler_closes_or_compacts_a_store_during_a_compaction(tmp_pat
         assert store[0] == b"w" * 100 and store[1] == b"v" * 100 and len(store) == 4000 and store.verify().sound
 
 
+def test_a_put_of_a_finalizer_during_a_compaction_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the compaction has listed the live records, the snapshot and the index would lack such a record."""
+    with ww.kv.create(tmp_path / "s.kv") as store:
+        store.put_many(np.arange(100), [b"v"] * 100)
+        store.delete_many(np.arange(99))
+        store.commit()
+        list_slots, refused = store._records.index.slots, 0
+
+        def slots() -> Any:
+            nonlocal refused
+            found = list_slots()
+            with pytest.raises(errors.SharingError, match="do not use a store in a finalizer"):
+                store.put_many([b"finalizer"], [b"v"])
+            refused += 1
+            return found
+
+        monkeypatch.setattr(store._records.index, "slots", slots)
+        assert store.compact().moved == 1 and refused == 2
+        monkeypatch.undo()
+        assert list(store) == [99] and store.verify().sound
+
+
 # -- shards -------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .._os import uninterrupted
 from ..cache import batches_of
 from .keys import keys_in
 from .log.checksum import crc32c
@@ -75,7 +73,7 @@ def compact(records: Records, *, threshold: float = 0.5, progress: Progress | No
 
 def _compact(records: Records, threshold: float, progress: Progress | None) -> CompactionReport:
     log = records.log
-    with log.lock, uninterrupted():
+    with records.change():
         victims, slots = _victims(records, threshold)
     if not victims:
         return CompactionReport((), 0, 0, 0)
@@ -86,7 +84,7 @@ def _compact(records: Records, threshold: float, progress: Progress | None) -> C
         done += int(sizes[rows].sum())
         if progress is not None:
             progress(done, total)
-    with log.lock, uninterrupted():
+    with records.change():
         freed = sum(_size(log, segment) for segment in victims) - done
         log.emptied(victims)
         if not log.group_open:
@@ -113,7 +111,7 @@ def _victims(records: Records, threshold: float) -> tuple[list[int], NDArray[np.
 
 
 def _size(log: Log, segment: int) -> int:
-    return os.fstat(log.segments.fd(segment)).st_size - SUPERBLOCK
+    return log.segments.size(segment) - SUPERBLOCK
 
 
 def _read(log: Log, locations: NDArray[np.int64]) -> list[Any]:
