@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
 import numpy as np
 
@@ -27,13 +27,12 @@ from .executors import executor_of
 from .handle import Handle, RequestHandle, TaskFuture
 from .policy import Policy
 from .predict.learner import Learner
-from .task import Prepared, Profile, Request, Task, checked_size, require_profile
+from .task import Prepared, Profile, Request, Task, TaskOptions, checked_size, require_profile
 from .tenants import Tenant
 from .tensors import shared
 
 T = TypeVar("T")
 
-_DEFAULTS = ("default", 0, None, None, None, None, None, "data")
 _PREPARED = "a prepared launch has its own arguments and options: pass them to prepare"
 
 
@@ -159,15 +158,8 @@ class Scheduler:
         self,
         launch: Any,
         *args: Any,
-        tenant: str = "default",
-        priority: int = 0,
-        deadline: float | None = None,
         after: Future[Any] | Sequence[Future[Any]] = (),
-        name: str | None = None,
-        memory: int | str | None = None,
-        profile: Profile | None = None,
-        size: dict[str, float] | None = None,
-        order: str = "data",
+        **options: Unpack[TaskOptions],
     ) -> Handle:
         """Submit a launch. The policy decides when it runs; do not use the arguments until the task has ended.
 
@@ -217,21 +209,14 @@ class Scheduler:
             The parent process created the scheduler or a task in `after`, and then forked this process.
         """
         if isinstance(launch, Prepared):
-            if args or (tenant, priority, deadline, name, memory, profile, size, order) != _DEFAULTS:
+            if args or options:
                 raise errors.ArgumentError(_PREPARED, name="args")
             task = launch.new_task()
         else:
-            options: dict[str, Any] = {
-                "tenant": tenant,
-                "priority": priority,
-                "deadline": deadline,
-                "name": name,
-                "memory": memory,
-            }
-            task = self.task(launch, *args, profile=profile, size=size, order=order, **options)
+            task = self.task(launch, *args, **options)
         return self.submit_request(Request(task.name, (task,)), after)[0]
 
-    def prepare(self, launch: Any, *args: Any, **options: Any) -> Prepared:
+    def prepare(self, launch: Any, *args: Any, **options: Unpack[TaskOptions]) -> Prepared:
         """Check a launch once, and return it in a form that costs less each time that it is submitted.
 
         Use it for kernels below a millisecond that are submitted many times with the same arguments.

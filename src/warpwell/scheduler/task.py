@@ -7,7 +7,7 @@ import enum
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from .. import errors
 from .._check import LONGEST, checked_integer, checked_nbytes, checked_number, shown
@@ -174,6 +174,19 @@ class Task:
         if task.known is not None:
             task.profile = task.known.profile
         return task
+
+
+class TaskOptions(TypedDict, total=False):
+    """Options of a submitted launch; see `Scheduler.submit`."""
+
+    tenant: str
+    priority: int
+    deadline: float | None
+    name: str | None
+    memory: int | str | None
+    profile: Profile | None
+    size: dict[str, float] | None
+    order: str
 
 
 class Prepared:
