@@ -168,11 +168,8 @@ class Dispatcher:
             self._steps_again = True
             return function()
         reply: Reply = queue.SimpleQueue()
-        with self._gate:
-            if self._closed:
-                raise self._closed_error()
-            self._calls.put((function, reply))
-        self.core.executor.wake()
+        if not self._send(function, reply):
+            raise self._closed_error()
         value: T = _reply_of(reply)
         return value
 
@@ -192,14 +189,11 @@ class Dispatcher:
                 return
             # Do not wait for the thread: it is slow while other threads hold the interpreter lock.
             self.require_process()
-            with self._gate:
-                if self._refuses:
-                    raise self._closed_error()
-                self._calls.put((functools.partial(self._submit_later, request, handles, after), None))
-            self.core.executor.wake()
+            if not self._send(functools.partial(self._submit_later, request, handles, after), is_submission=True):
+                raise self._closed_error()
         except KeyboardInterrupt:
             # The caller gets no handles, so these tasks must not run.
-            self._call_later(lambda: self._cancel_all(handles))
+            self._send(lambda: self._cancel_all(handles))
             raise
 
     def cancel(self, handle: Handle) -> bool:
@@ -243,9 +237,7 @@ class Dispatcher:
             return True  # a forked child: the parent owns the thread
         with self._gate:
             self._refuses = True
-            if not self._closed:
-                self._calls.put((lambda: self._close(cancel, patience, [] if left is None else left), None))
-        self.core.executor.wake()
+        self._send(lambda: self._close(cancel, patience, [] if left is None else left))
         if threading.current_thread() is self._thread:
             return False
         self._thread.join(timeout)
@@ -255,6 +247,15 @@ class Dispatcher:
         """Ask the thread to close, without waiting. Safe to call from the garbage collector."""
         if self._process == os.getpid():
             self._calls.put((lambda: self._close(False, PATIENCE, []), None))
+
+    def _send(self, function: Callable[[], Any], reply: Reply | None = None, is_submission: bool = False) -> bool:
+        """Send a call to the thread; return False if the thread has exited, or `close` has refused the submission."""
+        with self._gate:
+            if self._closed or (is_submission and self._refuses):
+                return False
+            self._calls.put((function, reply))
+        self.core.executor.wake()
+        return True
 
     def require_process(self) -> None:
         """Raise ForkError in a process that was forked from the process of the dispatcher."""
@@ -277,7 +278,7 @@ class Dispatcher:
         except BaseException as error:  # reported to all waiting threads
             self.failure = error
         with self._gate:
-            self._closed = self._refuses = True
+            self._closed = True
         self._fail_all(self.failure)
         if isinstance(self.failure, errors.TaskLostError):
             return  # a lost device cannot be closed: closing would wait for it forever
@@ -362,7 +363,7 @@ class Dispatcher:
             if handle.done():  # it was cancelled before it was accepted
                 self.core.cancel(job)
         for future in pending:
-            future.add_done_callback(lambda f: self._call_later(lambda: self._released(jobs[0], f)))
+            future.add_done_callback(lambda f: self._send(lambda: self._released(jobs[0], f)))
 
     def _submit_later(self, request: Request, handles: list[Handle], after: Sequence[Future[Any]]) -> None:
         """Accept a request of a submitter that does not wait: an error fails the handles."""
@@ -372,14 +373,6 @@ class Dispatcher:
             for handle in handles:
                 if not handle.done():
                     handle.settle(error)
-
-    def _call_later(self, function: Callable[[], None]) -> None:
-        """Execute a call in the dispatcher's thread without waiting for it."""
-        with self._gate:
-            if self._closed:
-                return
-            self._calls.put((function, None))
-        self.core.executor.wake()
 
     def _released(self, job: Job, future: Future[Any]) -> None:
         """Release a request that waited for a future, or cancel the request if the future failed."""
