@@ -232,10 +232,10 @@ def test_shares_follow_the_rates() -> None:
     rates = {0.5: (0.5, 0.9), 0.75: (0.9, 0.8)}
     now, chosen = 0.0, []
     for _ in range(5):
-        share = live.choose(memory, compute, even)
+        share = live.share(memory, compute, even)
         chosen.append(share)
         memory.done = compute.done = 0
-        live.begin(memory, compute, now)
+        live.begin(memory, compute, share, now)
         live.update([memory, compute], now + 1e-3)
         now += 8e-3
         for job, rate in zip((memory, compute), rates[share], strict=True):
@@ -257,8 +257,7 @@ def test_windows_of_a_pair_that_are_too_short_count_together() -> None:
     for k in range(4):
         memory, compute = (core_of().submit(Request("r", [task(kind, 1.0, blocks=2112)]))[0] for kind in (M, C))
         assert not live.pairs.get(_key(memory, compute)) or k > 1
-        live.choose(memory, compute, even)
-        live.begin(memory, compute, now)
+        live.begin(memory, compute, 0.5, now)
         now += 0.8 * seconds
         memory.done = compute.done = int(0.5 * 0.8 * 2112)  # less than a wave
         live.update([], now)
@@ -271,8 +270,7 @@ def test_a_short_window_that_begins_with_a_launch_says_nothing() -> None:
     memory, compute = (core_of().submit(Request("r", [task(kind, 1.0, blocks=10560)]))[0] for kind in (M, C))
     for min_seconds, found in ((3e-3, None), (0.0, 0.8)):
         memory.done = compute.done = 0
-        live.choose(memory, compute, even)
-        live.begin(memory, compute, 0.0, min_seconds)
+        live.begin(memory, compute, 0.5, 0.0, min_seconds)
         memory.done = compute.done = memory.task.blocks
         live.update([], 2.5e-3)
         rates = live.rates(memory, compute)
@@ -283,8 +281,8 @@ def test_shares_of_short_kernels_are_not_tried() -> None:
     live = Live()
     memory, compute = (core_of().submit(Request("r", [task(kind, 1.0)]))[0] for kind in (M, C))
     live.pairs.record(_key(memory, compute), 0.5, (0.4, 0.9))
-    assert live.choose(memory, compute, even, 2e-3) == live.share(memory, compute, even, 2e-3) == 0.5
-    assert live.choose(memory, compute, even, 0.5e-3) == 0.75 and live.share(compute, memory, even) == 0.25
+    assert live.share(memory, compute, even, 2e-3) == 0.5
+    assert live.share(memory, compute, even, 0.5e-3) == live.share(memory, compute, even) == 0.75
 
 
 def test_a_kernel_that_blocks_its_lane_holds_up_nobody_for_ever() -> None:

@@ -228,7 +228,9 @@ class Lanes(Policy):
             if self._is_short(view, in_order(first, co_runner)[0]) or self._is_poor(view, first, co_runner):
                 return self._queue_in_order(view, first)
             why = {"rule": "lanes", "co_runners": []}
-            return [self._launch(view, job, share, why) for job, share in self._split_device(view, first, co_runner)]
+            return [
+                self._launch(view, job, share, why) for job, share in self._split_device(view, first, co_runner).items()
+            ]
         if self._is_brief(view, first) or (view.waiting.count > 1 and not self._expects_arrivals(view)):
             return self._queue_in_order(view, first)
         return [Launch(first, self._placement(view, first), {"rule": "alone"})]
@@ -250,7 +252,7 @@ class Lanes(Policy):
         if not higher and self._may_be_unmodified(view, job) and (both_short or self._is_poor(view, job, co_runner)):
             return self._queue_in_order(view, job)
         why = {"rule": "lanes", "co_runners": [co_runner.number]}
-        shares = dict(self._split_device(view, job, co_runner))
+        shares = self._split_device(view, job, co_runner)
         launch = self._launch(view, job, shares[job], why)
         if not preemptible(co_runner):
             return [launch]
@@ -336,16 +338,16 @@ class Lanes(Policy):
 
     def _queue_after(
         self, view: View, job: Job, head: Job, co_runner: Job | None, why: dict[str, Any]
-    ) -> tuple[Launch, float]:
-        """Queue a job after `head`; also return the share of `co_runner`, which may be resized at once or later."""
-        share = co_runner_share = 1.0
-        if co_runner is not None and co_runner.task.profile.kind is not job.task.profile.kind:
-            share = self._live.share(job, co_runner, lambda: _class_seconds(view), _min_trial_seconds(view))
-            co_runner_share = 1.0 - share
-        launch = self._launch(view, job, share, why)
+    ) -> tuple[Launch, dict[Job, float]]:
+        """Queue a job after `head`; also return its share, and that of a `co_runner` of the other class."""
+        if co_runner is None or co_runner.task.profile.kind is job.task.profile.kind:
+            shares = {job: 1.0}
+        else:
+            shares = self._shares(view, job, co_runner)
+        launch = self._launch(view, job, shares[job], why)
         launch.behind = head
         self._queued[job] = self._priority_order.effective(view, job)
-        return launch, co_runner_share
+        return launch, shares
 
     def _adjust_started(self, view: View) -> list[Decision]:
         """Resize queued jobs that have begun to their shares; re-issue the compute-intensive kernel if it is older."""
@@ -357,7 +359,7 @@ class Lanes(Policy):
         memory, compute = in_order(*running)
         if compute.task.profile.kind is not COMPUTE or memory.task.profile.kind is not MEMORY:
             return []
-        shares = dict(self._split_device(view, memory, compute, 0.0))
+        shares = self._split_device(view, memory, compute, 0.0)
         older = running[0] is compute
         decisions: list[Decision] = []
         for job in (memory, compute):
@@ -390,15 +392,23 @@ class Lanes(Policy):
         """Return the priority of a job's stream: if blocks of several streams wait for room, the highest get it."""
         return max(0, self._priority_order.base(view, job))
 
+    def _shares(self, view: View, job: Job, co_runner: Job) -> dict[Job, float]:
+        """Return the share of each kernel of a pair, memory-intensive first."""
+        memory, compute = in_order(job, co_runner)
+        min_trial_seconds = max(MIN_RECHECK_SECONDS, MIN_SHARE_TRIAL_DECISIONS * view.overhead)
+        share = self._live.share(memory, compute, lambda: _class_seconds(view), min_trial_seconds)
+        return {memory: share, compute: 1.0 - share}
+
     def _split_device(
         self, view: View, job: Job, co_runner: Job, min_seconds: float = MIN_WINDOW_SECONDS
-    ) -> list[tuple[Job, float]]:
+    ) -> dict[Job, float]:
         """Return the share of each kernel of a pair, memory-intensive first, and start to measure their rates."""
-        memory, compute = in_order(job, co_runner)
-        share = self._live.choose(memory, compute, lambda: _class_seconds(view), _min_trial_seconds(view))
+        shares = self._shares(view, job, co_runner)
         if all([(j.is_waiting and not self._is_short(view, j)) or preemptible(j) for j in (job, co_runner)]):
-            self._live.begin(memory, compute, view.now, min_seconds)  # The progress of unmodified launches is unknown.
-        return [(memory, share), (compute, 1.0 - share)]
+            memory, compute = shares
+            # The progress of unmodified launches is unknown.
+            self._live.begin(memory, compute, shares[memory], view.now, min_seconds)
+        return shares
 
     def _lookahead(self, view: View) -> float:
         return max(self._lookahead_seconds, LOOKAHEAD_DECISIONS * view.overhead)
@@ -472,14 +482,10 @@ class Lanes(Policy):
         if not self._lookahead_seconds:
             return [leaves]
         co_runner = next((candidate for candidate in view.running if candidate is not victim), None)
-        launch, share = self._queue_after(view, job, victim, co_runner, {"rule": why["rule"]})
+        launch, shares = self._queue_after(view, job, victim, co_runner, {"rule": why["rule"]})
         decisions: list[Decision] = [leaves, launch]
-        if (
-            co_runner is not None
-            and preemptible(co_runner)
-            and co_runner.task.profile.kind is not job.task.profile.kind
-        ):
-            workers = quota(co_runner, share, view.capacity)
+        if co_runner in shares and preemptible(co_runner):
+            workers = quota(co_runner, shares[co_runner], view.capacity)
             assert co_runner.placement is not None
             if workers is not None and workers < (co_runner.placement.workers or math.inf):
                 decisions.append(Resize(co_runner, workers, {"rule": "makes room", "for": job.number}))
@@ -496,11 +502,6 @@ def _may_bar_preemption(view: View, job: Job) -> bool:
         return True
     is_time_trusted = profile.source != "given" or view.trusts
     return is_time_trusted and profile.seconds is not None and 0 < profile.seconds < PREEMPTIBLE_FROM_SECONDS
-
-
-def _min_trial_seconds(view: View) -> float:
-    """Return the minimum length in seconds of both kernels of a pair if another share is tried."""
-    return max(MIN_RECHECK_SECONDS, MIN_SHARE_TRIAL_DECISIONS * view.overhead)
 
 
 def _class_seconds(view: View) -> tuple[float, float]:

@@ -67,20 +67,20 @@ class Live:
 
     def __init__(self) -> None:
         self.pairs = Pairs()
-        self._shares: dict[Key, float] = {}
         self._times: dict[Key, float] = {}
         self._key: Key | None = None
+        self._share = SHARES[0]
         self._since = self._min_work_seconds = self._min_window_seconds = 0.0
         self._done_before: dict[Job, int] = {}
         self._progress: dict[Kind, _Progress] = {}
         self._short: dict[Key, tuple[float, dict[Kind, _Progress]]] = {}
 
-    def begin(self, memory: Job, compute: Job, now: float, min_seconds: float = 0.0) -> None:
-        """Start a window: these two kernels run together from now on, with the share that was chosen for them.
+    def begin(self, memory: Job, compute: Job, share: float, now: float, min_seconds: float = 0.0) -> None:
+        """Start a window: these two kernels run together from now on, and the memory-intensive one has this share.
 
         The window counts if it lasts for `min_seconds`.
         """
-        self._key, self._since, self._progress = _key(memory, compute), now, {}
+        self._key, self._share, self._since, self._progress = _key(memory, compute), share, now, {}
         self._done_before = {memory: memory.done, compute: compute.done}
         self._min_window_seconds = min_seconds
         shorter = min([job.task.profile.seconds or 0.0 for job in (memory, compute)])
@@ -99,7 +99,7 @@ class Live:
         if len(self._progress) == 2:
             self._close(self._key, now)
         if together:
-            self.begin(*in_order(*pair), now)
+            self.begin(*in_order(*pair), self._share, now)
         else:
             self._key, self._done_before = None, {}
 
@@ -118,9 +118,8 @@ class Live:
 
     def _close(self, key: Key, now: float) -> None:
         """End a window. Windows of a pair that are too short count together, if both kernels had room in each."""
-        share = self._shares.get(key)
-        seconds = min([progress.seconds for progress in self._progress.values()])
-        if share is None or seconds < self._min_window_seconds:
+        share, seconds = self._share, min([progress.seconds for progress in self._progress.values()])
+        if seconds < self._min_window_seconds:
             return
         before, earlier = self._short.pop(key, (share, {}))
         if before == share:
@@ -129,26 +128,19 @@ class Live:
         waves, seconds = min(memory.waves, compute.waves), min(memory.seconds, compute.seconds)
         if waves >= MIN_WINDOW_WAVES and seconds > self._min_work_seconds:
             self.pairs.record(key, share, (memory.work / memory.seconds, compute.work / compute.seconds))
+            if len(self._times) >= REMEMBERED:
+                self._times.clear()
             self._times[key] = now
         elif len(self._short) < REMEMBERED:
             self._short[key] = share, self._progress
 
-    def choose(self, memory: Job, compute: Job, work: Work, min_trial_seconds: float = 0.0) -> float:
+    def share(self, memory: Job, compute: Job, work: Work, min_trial_seconds: float = 0.0) -> float:
         """Return the share of the memory-intensive kernel: the best measured one, or one that may be better.
 
         The best share has the largest sum of rates. If several shares are equally good, the time in which both classes
         complete their `work` decides. A larger share for the class that would end last is tried once, if its kernel has
         much to gain and both kernels take at least `min_trial_seconds`.
         """
-        key = _key(memory, compute)
-        share = self._best_share(memory, compute, work, min_trial_seconds)
-        if key not in self._shares and len(self._shares) >= REMEMBERED:
-            self._shares.clear()
-            self._times.clear()
-        self._shares[key] = share
-        return share
-
-    def _best_share(self, memory: Job, compute: Job, work: Work, min_trial_seconds: float) -> float:
         measured = self.pairs.get(_key(memory, compute))
         if not measured:
             return SHARES[0]
@@ -165,12 +157,6 @@ class Live:
         slower = 0 if memory_time > compute_time else 1
         trial = SHARES[1 + slower]
         return trial if trial not in measured and measured[share][slower] < RAISE_SHARE_BELOW_RATE else share
-
-    def share(self, job: Job, co_runner: Job, work: Work, min_trial_seconds: float = 0.0) -> float:
-        """Return the share that the first kernel of a pair would get now; see `choose`."""
-        memory, compute = in_order(job, co_runner)
-        share = self._best_share(memory, compute, work, min_trial_seconds)
-        return share if job is memory else 1.0 - share
 
     def rates(self, job: Job, co_runner: Job) -> tuple[float, float] | None:
         """Return the rates of a pair at its best share, memory-intensive first; None if it was never measured."""
