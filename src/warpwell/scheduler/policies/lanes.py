@@ -159,7 +159,7 @@ class Lanes(Policy):
     def _choose(self, view: View, heads: list[Job]) -> list[Decision]:
         running = view.running
         if not heads:
-            return self._expand(view)
+            return grow(view) if len(running) == 1 else []
         self._priority_order.update(view, heads)
         if None in [job.task.profile.kind for job in running]:
             return []  # An unprofiled kernel runs solo, because it is measured.
@@ -273,7 +273,7 @@ class Lanes(Policy):
             if fits or shape.alone * shape.load <= 1.0 - MIN_FREE_PART:
                 return [Launch(job, self._placement(view, job), {"rule": "room"})]
             if self._has_both_classes(view.now):
-                return self._expand(view) + self._queue_next(view, view.waiting.heads(), job)
+                return grow(view) + self._queue_next(view, view.waiting.heads(), job)
             if self._expects_arrivals(view):
                 return [Launch(job, self._placement(view, job), {"rule": "arrival"})]
         return self._queue_in_order(view, job)
@@ -444,11 +444,6 @@ class Lanes(Policy):
             seconds += job.task.profile.seconds or 0.0
             room -= demand(job, view.capacity)
         return decisions
-
-    @staticmethod
-    def _expand(view: View) -> list[Decision]:
-        """Give the whole device to a kernel that runs solo."""
-        return grow(view) if len(view.running) == 1 else []
 
     # -- preemption ----------------------------------------------------------------------------------------
     def _preempt_for_priority(self, view: View, job: Job) -> list[Decision]:
