@@ -264,12 +264,12 @@ class CudaExecutor(Engine[CudaRun]):
             return  # this run is reported after that run
         then = self._leave_order(run)
         blocks = run.blocks
-        run.launch_rows = []
         pair, run.pair = run.pair, None
         if pair is not None:
-            if run.error is None and not run.several:
+            if run.error is None and len(run.launch_rows) == 1:  # else workers were launched more than once
                 run.seconds = self._gpu.between(*pair)
             self._timers.append(pair)
+        run.launch_rows = []
         if not run.is_batch:
             run.done = blocks.blocks
         if run.error is None and run.count and run.floor == run.top:  # all workers had to leave
@@ -436,7 +436,7 @@ class CudaExecutor(Engine[CudaRun]):
     def _start(self, run: CudaRun) -> None:
         """Launch a task from its first block that has not been claimed."""
         run.phase = Phase.RUNNING
-        run.behind = run.several = False
+        run.behind = False
         queue = self._take_queue(run)
         if queue is None:
             queue = max(self._busy, key=lambda queue: queue.room)
@@ -474,9 +474,7 @@ class CudaExecutor(Engine[CudaRun]):
     ) -> None:
         """Push a run to a queue: `next_workers` workers, or the unmodified kernel."""
         task = run.job.task
-        if run.rows:
-            run.several = True
-        else:
+        if not run.rows:
             run.pair, run.launch_rows = None, []
         run.count = run.next_workers if workers else 0
         # Workers are not held back, so that their followers start without the host.

@@ -30,7 +30,7 @@ class CudaRun(Run):
     rows = 0
     """Number of its launches in queues that have not ended."""
     launch_rows = _EMPTY
-    """Rows of these launches. Their memory must stay valid."""
+    """Rows of these launches, and of ended ones before them. Their memory must stay valid."""
     behind = False
     """Whether the run was queued after other launches in its queue, so that it may be withdrawn before it starts."""
     pending_waits = 0
@@ -43,8 +43,6 @@ class CudaRun(Run):
     """Batches: position of the next launch to push to a queue."""
     pair: tuple[int, int] | None = None
     """Events before and after the run in its queue, if its time is measured."""
-    several = False
-    """Whether workers were launched more than once since the start, so that the run's time is unknown."""
     count = 0
     """Number of workers of the last launch; 0 if it runs unmodified."""
     next_workers = 0
