@@ -307,20 +307,11 @@ def watch(state, last_news, until, spin, soonest, _e):
 
 
 @native
-def publish(address, value, state, _c, _d, _e):
-    """Store a word after all earlier stores, and wake the thread."""
+def publish(address, value, state, bell, _d, _e):
+    """Store a word after all earlier stores, and wake the thread of a bell."""
     store_release(address, value, SYSTEM)
     fence(SYSTEM)
-    wake_sleeper(state, state + WORKER)
-    return 0
-
-
-@native
-def wake(state, _a, _b, _c, _d, _e):
-    """Make `watch` return."""
-    store_release(state + WOKEN, 1, SYSTEM)
-    fence(SYSTEM)
-    wake_sleeper(state, state + WAITER)
+    wake_sleeper(state, bell)
     return 0
 
 
@@ -495,8 +486,7 @@ class LaunchQueues:
         self._created: list[LaunchQueue] = []
         self._idle: dict[int, list[LaunchQueue]] = {}
         self._priorities: dict[LaunchQueue, int] = {}
-        self._publish, self._wake = _holding(publish, 3), _holding(wake, 1)
-        self._withdraw, self._nudge = _holding(withdraw, 1), _holding(nudge, 1)
+        self._publish, self._withdraw, self._nudge = _holding(publish, 4), _holding(withdraw, 1), _holding(nudge, 1)
         serves = _releasing(serve)
         self._watch = _releasing(watch)
 
@@ -527,7 +517,7 @@ class LaunchQueues:
 
     def publish(self, address: int, value: int) -> None:
         """Store a word for the thread after all earlier stores, and wake the thread."""
-        self._publish(address, value, self._address)
+        self._publish(address, value, self._address, self._address + WORKER)
 
     def withdraw(self, row: int) -> bool:
         """Withdraw the row at an address; return False if it was launched."""
@@ -550,7 +540,7 @@ class LaunchQueues:
     def wake(self) -> None:
         """Make `watch` return, now or on its next call (any thread)."""
         if not self._state[WOKEN // 8]:
-            self._wake(self._address)
+            self._publish(self._address + WOKEN, 1, self._address, self._address + WAITER)
 
     def nudge(self) -> None:
         """Increment `news`, so that `watch` returns (any thread)."""
