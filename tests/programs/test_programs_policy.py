@@ -276,7 +276,7 @@ def test_limits_that_cannot_be_used_are_refused_in_time(
     thread = threading.Thread(target=world.run, args=(0.6,), daemon=True)
     thread.start()
     thread.join(HANG_SECONDS)
-    assert not thread.is_alive() and world.arbiter.core.tenants["first"].weight == 1
+    assert not thread.is_alive() and world.arbiter.core.tenants["first"].tenant.weight == 1
     with pytest.raises(SchedulerError, match=r"limits\.json"):
         set_limits({"first": {"weight": 3}})
     assert main(["share", "status"]) == 0

@@ -185,9 +185,7 @@ class Arbiter:
             self._apply_hold(program)
 
     def _apply_limits(self, name: str) -> None:
-        account = self.core.tenants.account(name)
-        account.tenant = tenant_of(name, self._limits)
-        account.weight = account.tenant.weight
+        self.core.tenants.account(name).tenant = tenant_of(name, self._limits)
 
     def _apply_hold(self, program: Program) -> None:
         if program.is_lease:

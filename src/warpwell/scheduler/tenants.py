@@ -120,7 +120,6 @@ class Account:
         self.waiting = 0
         self.running = 0
         self.clock = 0.0
-        self.weight = tenant.weight
         share, memory = tenant.share, cast("float | None", tenant.memory)
         self.rate = math.inf if share is None else share * capacity.processors
         self.bound = math.inf if share is None else self.rate * tenant.window
@@ -236,7 +235,7 @@ class Tenants(dict[str, Account]):
             account, used = self[job.task.tenant], self._capacity.processors / len(users) * seconds
             account.used += used
             account.credit -= used
-            account.clock += used / account.weight
+            account.clock += used / account.tenant.weight
 
     def barred(self, spare: bool = False) -> frozenset[str]:
         """Return the tenants over their quota. Their tasks may not be launched now.
