@@ -27,6 +27,7 @@ from warpwell.scheduler.callables import as_launch
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.data_order import Access, DataOrder
 from warpwell.scheduler.extend import Capacity, Job, Kind, Placement, Request, Task
+from warpwell.scheduler.handle import RequestHandle
 from warpwell.scheduler.report.explain import sentences
 from warpwell.scheduler.task import State
 from warpwell.targets.compiler import written_arguments
@@ -428,6 +429,19 @@ def test_prepared_launches_that_were_measured_later_are_a_batch() -> None:
         handle = scheduler.submit_many([prepared] * 3)
         handle.result(HANG_SECONDS)
     assert isinstance(handle, Handle) and handle.task.blocks == 3 and (x == 13).all()
+
+
+def test_a_batch_has_launches_of_one_tenant_priority_and_deadline() -> None:
+    x, profile = np.zeros(64, np.int64), Profile(seconds=1e-4)
+    options: list[dict[str, Any]] = [{}, {"tenant": "other"}, {"priority": 3}, {"deadline": 9.0}]
+    with Scheduler("cpu") as scheduler:
+        prepared = [scheduler.prepare(step[64], x, 1, profile=profile, **each) for each in options]
+        request = scheduler.submit_many([launch for launch in prepared for _ in range(2)])
+        request.result(HANG_SECONDS)
+    assert isinstance(request, RequestHandle)
+    tasks = [handle.task for handle in request.handles if isinstance(handle, Handle)]
+    fields = [(task.blocks, task.tenant, task.priority, task.deadline) for task in tasks]
+    assert fields == [(2, "default", 0, None), (2, "other", 0, None), (2, "default", 3, None), (2, "default", 0, 9.0)]
 
 
 def test_options_of_prepared_launches_are_refused() -> None:

@@ -241,8 +241,8 @@ class Scheduler:
         """Submit a request of several launches, which run one after the other.
 
         If a launch fails or is cancelled, the later launches are cancelled. Consecutive launches of kernels that take
-        less than 0.3 ms (as measured, or by their profiles) become one task, which can be preempted and cancelled
-        between two launches.
+        less than 0.3 ms (as measured, or by their profiles) become one task if tenant, priority and deadline are equal.
+        It can be preempted and cancelled between two launches.
 
         Parameters
         ----------
@@ -276,12 +276,13 @@ class Scheduler:
             if key not in distinct:
                 distinct[key] = launch.new_task() if is_prepared else self.task(*launch, **options)
             tasks.append(distinct[key])
-        short = {task: self._is_short(task) for task in distinct.values()}
+        # Prepared launches have options of their own, and a batch has one tenant, priority and deadline.
+        kinds = {t: (self._is_short(t), t.tenant, t.priority, t.deadline) for t in distinct.values()}
         found: list[Task] = []
         used: set[Task] = set()  # a request must not contain a task twice
-        for is_batch, group in itertools.groupby(tasks, short.__getitem__):
+        for (is_short, *_), group in itertools.groupby(tasks, kinds.__getitem__):
             listed = list(group)
-            if is_batch and len(listed) > 1:
+            if is_short and len(listed) > 1:
                 batch = {task: position for position, task in enumerate(dict.fromkeys(listed))}
                 arrays = {id(array): array for task in batch for array in _arrays(task.arguments)}
                 nbytes = sum(int(array.nbytes) for array in arrays.values())
