@@ -156,7 +156,7 @@ def test_a_thread_that_hangs_keeps_no_other_batch_waiting(path: Path, monkeypatc
         assert hangs.wait(HANG_SECONDS)
         first.wait_until_ended()
         second = start(store, np.arange(9))
-        until(lambda: readers._count_unclaimed(readers._block.address) == 0, 30)
+        until(lambda: not (readers._jobs[:, gather.J_LEFT] > 0).any(), 30)
         check(second, np.arange(9))
         release.set()
 

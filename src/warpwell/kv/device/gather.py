@@ -382,14 +382,6 @@ def wait_for_pieces(done: int, pieces: int, nanoseconds: int) -> int:
     return 1
 
 
-def count_unclaimed(jobs: int) -> int:
-    """Return the number of pieces of all jobs that no thread has claimed."""
-    pieces = 0
-    for slot in range(SLOTS):
-        pieces += max(0, load_relaxed(jobs + JOB_BYTES * slot + 8 * J_LEFT, SYSTEM))
-    return pieces
-
-
 def publish(job: int, pieces: int) -> int:
     """Publish a job after its other words."""
     store_release(job + 8 * J_LEFT, pieces, SYSTEM)
@@ -401,7 +393,6 @@ class PieceReaders:
 
     def __init__(self) -> None:
         self._read_jobs = compiled(read_jobs)
-        self._count_unclaimed = compiled(count_unclaimed)
         compiled(read_pieces)
         self._block = private_block(SLOTS * JOB_BYTES + 8 * MAX_THREADS)
         self._jobs = self._block.words[: SLOTS * JOB_BYTES // 8].reshape(SLOTS, JOB_BYTES // 8)
@@ -447,7 +438,8 @@ class PieceReaders:
         """
         starts = self._starts[self._starts > 0]
         stuck = int(np.count_nonzero(starts < clock.monotonic_ns() - STUCK_NS))
-        needed = min(THREADS + stuck, len(starts) + int(self._count_unclaimed(self._block.address)))
+        unclaimed = int(np.maximum(self._jobs[:, J_LEFT], 0).sum())
+        needed = min(THREADS + stuck, len(starts) + unclaimed)
         return max(len(self._workers.occupied), needed)
 
     def _serve(self, slot: int) -> None:
