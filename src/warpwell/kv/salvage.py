@@ -21,7 +21,7 @@ from .. import errors
 from ..cache import batches_of
 from .index.sealed import BLOCK, block_counts, read_damaged
 from .keys import keys_in, long_key_in, suffix_of
-from .log.checksum import crc32c, crc32c_many
+from .log.checksum import crc32c
 from .log.files import LOCK_NAME, Files, read_at
 from .log.format import (
     COMMIT,
@@ -49,7 +49,7 @@ from .log.format import (
     size_of,
     slots_of,
 )
-from .log.journal import highest, read_marks
+from .log.journal import have_right_crcs, highest, read_marks
 from .log.manifest import IDENTITY_NAME, Manifest, is_index, read_identity, read_manifest
 from .log.recovery import Problem, live, stored_key, value_status
 from .log.segments import Segments
@@ -494,12 +494,7 @@ def _plausible(slots: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _sound(records: NDArray[np.void]) -> NDArray[np.bool_]:
-    if not len(records):
-        return np.empty(0, np.bool_)
-    records = np.ascontiguousarray(records)
-    addresses = records.ctypes.data + RECORD_BYTES * np.arange(len(records))
-    crcs = crc32c_many(addresses, np.full(len(records), RECORD_BYTES - 4))
     lens = records["key_len"]
-    sound: NDArray[np.bool_] = (records["magic"] == MAGIC) & (crcs & 0xFFFFFFFF == records["crc"])
+    sound: NDArray[np.bool_] = (records["magic"] == MAGIC) & have_right_crcs(records)
     sound &= (lens >= 1) & (lens <= LONG) & ((records["type"] == PUT) | (records["type"] == DELETE))
     return sound

@@ -28,7 +28,7 @@ from ...targets.primitives import (
 )
 from ..log.checksum import crc32c_many
 from ..log.format import DAMAGED, KEY_LEN_SHIFT, SLOT_BYTES, Superblock, key_len_of, offset_of, segment_of, size_of
-from ..native import INT64, UINT8, UINT32, address_of, compiled, huge_words
+from ..native import INT64, UINT32, address_of, compiled, huge_words
 
 # -- slot of a hash table --------------------------------------------------------------------------------------
 SLOT = SLOT_BYTES
@@ -211,16 +211,6 @@ def end_blocks(data: int, first: int, count: int, tag: int, block_type: int) -> 
     return 0
 
 
-def check_blocks(data: int, first: int, count: int, tag: int, block_type: int, intact: int) -> int:
-    """Store one byte for each block, 1 if it is intact; return the number of damaged blocks."""
-    damaged = 0
-    for k in range(count):
-        good = is_intact(data + BLOCK * k, tag | (first + k), block_type)
-        store_weak_as(intact + k, 1 if good else 0, UINT8)
-        damaged += 0 if good else 1
-    return damaged
-
-
 def tag_of(salt: int) -> int:
     """Return the tag of the block 0 of a file."""
     return (salt - (salt >> 31 << 32)) << 32
@@ -284,22 +274,34 @@ def block_slots(rows: NDArray[np.int64], block_type: int) -> NDArray[np.int64]:
     return used
 
 
+def check_blocks(rows: NDArray[np.int64], first: int, tag: int | None) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Return which blocks have the expected number, tag and checksum, and the types of all blocks.
+
+    Parameters
+    ----------
+    rows : int64 [blocks, 512]
+        C order.
+    first : int
+        Number of the first block.
+    tag : int or None
+        The file's (`tag_of`), if it is known.
+    """
+    numbers, tags, ends = first + np.arange(len(rows)), rows[:, TAG_BYTE // 8], rows[:, TYPE_BYTE // 8]
+    crcs = crc32c_many(address_of(rows) + BLOCK * np.arange(len(rows)), np.full(len(rows), CRC_BYTE))
+    found = tags & 0xFFFFFFFF if tag is None else tags - tag
+    return (ends >> 32 & 0xFFFFFFFF == crcs) & (found == numbers), ends & 0xFFFFFFFF
+
+
 def read_damaged(data: bytes, salt: int | None, block_type: int | None) -> tuple[NDArray[np.int64], list[int]]:
     """Return possible slots in the blocks of a damaged file, int64 [N, 4], and the numbers of damaged blocks.
 
     `salt` and `block_type` are from the superblock, None if it is damaged.
     """
     rows = np.frombuffer(data, np.int64, len(data) // BLOCK * (BLOCK // 8)).reshape(-1, BLOCK // 8).copy()
-    numbers, tags = np.arange(len(rows)), rows[:, TAG_BYTE // 8]
-    types = rows[:, TYPE_BYTE // 8] & 0xFFFFFFFF
-    starts = address_of(rows) + BLOCK * numbers
-    crcs = crc32c_many(starts, np.full(len(rows), CRC_BYTE))
-    good = (rows[:, TYPE_BYTE // 8] >> 32 & 0xFFFFFFFF == crcs) & (tags & 0xFFFFFFFF == numbers)
-    if salt is not None:
-        good &= tags == tag_of(salt) | numbers
+    good, types = check_blocks(rows, 0, None if salt is None else tag_of(salt))
     if block_type is None:
         block_type = ARRAY if (types[good] == ARRAY).any() else HASHED
-    rows[:, TAG_BYTE // 8] = numbers
+    rows[:, TAG_BYTE // 8] = np.arange(len(rows))
     return block_slots(rows[~good | (types == block_type)], block_type), np.flatnonzero(~good).tolist()
 
 
@@ -360,22 +362,20 @@ class SealedIndex:
         rows, intact = self._read(0, self._blocks, block_type)
         if intact.all():
             return block_slots(rows, block_type)
-        bad = [self.damage(block) for block in np.flatnonzero(intact == 0).tolist()]
+        bad = [self.damage(block) for block in np.flatnonzero(~intact).tolist()]
         if damaged is None:
             raise bad[0]
         damaged += bad
-        return block_slots(rows[intact != 0], block_type)
+        return block_slots(rows[intact], block_type)
 
-    def _read(self, first: int, count: int, block_type: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    def _read(self, first: int, count: int, block_type: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return blocks, int64 [N, 512], and which are intact."""
-        data, intact = int(self._descriptor[B_DATA]), np.zeros(count, np.uint8)
+        data = int(self._descriptor[B_DATA])
         if data == 0:
             raise self.damage(first)
-        if not count:
-            return np.empty((0, BLOCK // 8), np.int64), intact
-        start = data + BLOCK * first
-        compiled(check_blocks)(start, first, count, int(self._descriptor[B_TAG]), block_type, address_of(intact))
-        return view_of(start, BLOCK * count, np.int64).reshape(count, -1), intact
+        rows = view_of(data + BLOCK * first, BLOCK * count, np.int64).reshape(count, BLOCK // 8)
+        good, types = check_blocks(rows, first, int(self._descriptor[B_TAG]))
+        return rows, good & (types == block_type)
 
     def damage(self, block: int | None = None) -> errors.CorruptionError:
         """Return the error for a damaged block; without a number for a block that native code has found."""

@@ -38,7 +38,7 @@ from ...targets import device
 from ...targets.primitives import crc32c as crc32c_at
 from ...targets.primitives import load_weak_as, store_weak_as
 from ..native import INT64, UINT8, UINT16, UINT32, address_of, compiled
-from .checksum import crc32c
+from .checksum import crc32c, crc32c_many
 from .files import Files, closing_on_error, full, read_at, write_new
 from .format import (
     COMMIT,
@@ -388,6 +388,14 @@ def _records_at(fd: int, offset: int, size: int, nbytes: int = _CHUNK_BYTES) -> 
     return np.frombuffer(data, RECORD, len(data) // RECORD_BYTES)
 
 
+def have_right_crcs(records: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which records match their checksums."""
+    records = np.ascontiguousarray(records)
+    addresses = address_of(records) + RECORD_BYTES * np.arange(len(records))
+    right: NDArray[np.bool_] = crc32c_many(addresses, np.full(len(records), RECORD_BYTES - 4)) == records["crc"]
+    return right
+
+
 def _durable(records: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which records have durable values according to the flags of their own or a later group."""
     flags = records["flags"]
@@ -404,7 +412,9 @@ def _followed(fd: int, salt: int, bad: int, size: int, seq: int) -> bool:
         records = _records_at(fd, offset, size)
         if not len(records):
             break
-        if compiled(find_later)(records.ctypes.data, len(records), salt, seq) >= 0:
+        is_proof = (records["magic"] == MAGIC) & (records["salt"] == salt) & (records["flags"] & _PROOFS != 0)
+        is_proof &= records["seq"] - records["ordinal"] > seq  # its group begins after the record
+        if have_right_crcs(records[is_proof]).any():
             return True
         offset += RECORD_BYTES * len(records)
     return False
@@ -540,26 +550,6 @@ def scan_units(state: int, records: int, units: int, count: int) -> int:
     store_weak_as(state + 8 * SCAN_NEXT, unit, INT64)
     store_weak_as(state + 8 * SCAN_COMMITTED, committed, INT64)
     return good
-
-
-def find_later(records: int, count: int, salt: int, seq: int) -> int:
-    """Return the index of a valid record that proves that the record `seq` was durable, or -1.
-
-    The proof is a flag of the record's group, if the group starts after `seq`.
-    """
-    for k in range(count):
-        at = records + RECORD_BYTES * k
-        first = load_weak_as(at, INT64)
-        ordinal_and_salt = load_weak_as(at + 48, INT64)
-        if (
-            first & 0xFFFFFFFF == MAGIC
-            and (ordinal_and_salt >> 32) & 0xFFFFFFFF == salt
-            and (first >> 48) & _PROOFS != 0
-        ):
-            group_start = load_weak_as(at + 8, INT64) - (ordinal_and_salt & 0xFFFFFFFF)
-            if group_start > seq and crc32c_at(at, 60, 0) == (load_weak_as(at + 56, INT64) >> 32) & 0xFFFFFFFF:
-                return k
-    return -1
 
 
 # -- COMMITTED ------------------------------------------------------------------------------------------------
