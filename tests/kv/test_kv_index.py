@@ -11,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.harness.kv_slots import slots_at, tombstones
 
 from warpwell import errors, kv
@@ -38,37 +36,12 @@ from warpwell.kv.native import compiled
 from warpwell.targets.interp.interpreter import Interpreter
 from warpwell.targets.primitives import backoff, fetch_add, load_acquire, store_relaxed
 
-KEY = st.binary(min_size=1, max_size=3) | st.integers(0, 20)
-
 
 def new_slots(keys: Keys, serial: int) -> np.ndarray:
     """Made-up locations of keys, in which loc1's upper half repeats the serial number in loc0."""
     lengths = keys.padded()[1].astype(np.int64)
     numbers = serial + np.arange(keys.size)
     return slots_at(keys, np.column_stack([1 << SEGMENT_SHIFT | numbers, numbers << 32 | lengths << KEY_LEN_SHIFT]))
-
-
-@given(st.lists(st.tuples(st.sampled_from(["put", "delete"]), st.lists(KEY, max_size=8))))
-def test_index_is_a_dict(steps: list[tuple[str, list[object]]]) -> None:
-    index, model, serial = Index(StoreState()), {}, 1
-    for step, listed in steps:
-        keys = as_keys(listed)
-        names = [keys.raw(k) for k in range(keys.size)]
-        before = index.lookup(keys)
-        assert [tuple(row) for row in before] == [model.get(n, (0, 0)) for n in names]
-        after = new_slots(keys, serial)
-        serial += keys.size
-        if step == "put":
-            index.put(after)
-            model.update(zip(names, map(tuple, after[:, 2:]), strict=True))
-        elif step == "delete":
-            existing = keys.take(before[:, 0] != 0)
-            assert index.put(tombstones(existing)) == len(model.keys() & set(names))
-            index.put(tombstones(keys))
-            model = {name: location for name, location in model.items() if name not in names}
-        assert len(index) == len(model)
-    found, locations = index.entries()
-    assert {k: tuple(p) for k, p in zip(found.to_list(), locations, strict=True)} == model
 
 
 def test_many_keys_and_churn() -> None:
