@@ -80,6 +80,16 @@ def compiled(a: ww.Array, gate: np.ndarray, out: np.ndarray) -> None:
     out[:] = 0
 
 
+def fail_in_stream(a: ww.Array, distance: int = 1, is_done: Callable[[], bool] = lambda: True) -> None:
+    """Model a stream of a GPU by hand: the launch continues after its call returns, and fails unless distance is 0."""
+    flag = LaunchFlag("cpu")
+    a.launch_begins(flag)
+    if distance:
+        gate, out = np.ones(2, np.int64), np.zeros(1, np.int64)
+        beyond[1](a.kernel_struct(flag), distance, gate, out, device="cpu", flag=flag)
+    a.launch_continues(flag, is_done)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     np.save(tmp_path / "a.npy", np.arange(4096))
@@ -153,17 +163,11 @@ def test_many_launches_at_once_have_records_of_their_own(path: Path) -> None:
 
 
 def test_launches_in_streams_are_told_one_by_one_to_operations_on_their_array(path: Path) -> None:
-    """Model streams of a GPU by hand: the launches continue after their calls return."""
     with ww.Cache(16384, device="cpu") as cache:
         a, b = ww.open(path, cache=cache), ww.open(path, cache=cache)
         done = []
         for distance in (1, 2, 0):
-            flag = LaunchFlag("cpu")
-            a.launch_begins(flag)
-            gate = np.ones(2, np.int64)
-            if distance:
-                beyond[1](a.kernel_struct(flag), distance, gate, np.zeros(1, np.int64), device="cpu", flag=flag)
-            a.launch_continues(flag, lambda: bool(done))
+            fail_in_stream(a, distance, lambda: bool(done))
         assert b[3] == 3 and a[3] == 3  # the launch still runs: its error is not known yet
         done.append(True)
         assert b[3] == 3  # the error belongs to `a`, not to `b`
@@ -178,10 +182,7 @@ def test_launches_in_streams_are_told_one_by_one_to_operations_on_their_array(pa
 
 def test_what_a_stream_left_is_told_by_closing_at_the_latest(path: Path) -> None:
     a = ww.open(path, device="cpu", cache=8192)
-    flag = LaunchFlag("cpu")
-    a.launch_begins(flag)
-    beyond[1](a.kernel_struct(flag), 1, np.ones(2, np.int64), np.zeros(1, np.int64), device="cpu", flag=flag)
-    a.launch_continues(flag, lambda: True)
+    fail_in_stream(a)
     with pytest.raises(errors.IndexRangeError):
         a.close()
     a.close()
@@ -195,11 +196,7 @@ def test_closing_writes_what_changed_whatever_streams_left(path: Path, closes: s
     write[8](a, np.arange(8), np.full(8, -1))
     done: list[bool] = []
     for distance in (1, 2):
-        flag = LaunchFlag("cpu")
-        a.launch_begins(flag)
-        gate = np.ones(2, np.int64)
-        beyond[1](a.kernel_struct(flag), distance, gate, np.zeros(1, np.int64), device="cpu", flag=flag)
-        a.launch_continues(flag, lambda: bool(done))
+        fail_in_stream(a, distance, lambda: bool(done))
     done.append(True)
     with pytest.raises(errors.IndexRangeError, match="4097"):
         (cache if cache and closes == "cache" else a).close()
@@ -216,11 +213,7 @@ def test_opening_and_closing_another_array_keep_what_a_stream_left(path: Path, t
         b = ww.open(tmp_path / "b.npy", cache=cache)
         for change in (b.close, lambda: ww.open(tmp_path / "b.npy", cache=cache).close()):
             write[8](a, np.arange(8), np.full(8, -1))
-            flag = LaunchFlag("cpu")
-            a.launch_begins(flag)
-            gate = np.ones(2, np.int64)
-            beyond[1](a.kernel_struct(flag), 1, gate, np.zeros(1, np.int64), device="cpu", flag=flag)
-            a.launch_continues(flag, lambda: True)
+            fail_in_stream(a)
             change()
             with pytest.raises(errors.IndexRangeError):
                 a[3]
@@ -231,10 +224,7 @@ def test_closing_gives_pins_back_whatever_a_stream_left(path: Path) -> None:
     with ww.Cache(65536, device="cpu") as cache:
         a = ww.open(path, cache=cache)
         a.pin(0, 512)
-        flag = LaunchFlag("cpu")
-        a.launch_begins(flag)
-        beyond[1](a.kernel_struct(flag), 1, np.ones(2, np.int64), np.zeros(1, np.int64), device="cpu", flag=flag)
-        a.launch_continues(flag, lambda: True)
+        fail_in_stream(a)
         with pytest.raises(errors.IndexRangeError):
             a.close()
         with ww.open(path, cache=cache) as b:
