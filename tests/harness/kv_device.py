@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.media import KeyValueFaulty
 from warpwell.kv.keys import as_key
 from warpwell.targets import kernel
 from warpwell.targets.primitives import clock_ns, grid
@@ -23,6 +24,16 @@ def value_of(key: int | bytes, nbytes: int) -> bytes:
     mixed = (number * MIX) ^ (number >> 61)
     sequence = (np.arange(-(-nbytes // 8), dtype=np.uint64) + np.uint64(mixed & (2**64 - 1))) * np.uint64(MIX)
     return sequence.tobytes()[:nbytes]
+
+
+def drive(faults: list[KeyValueFaulty]) -> Callable[[Any], KeyValueFaulty]:
+    """Return a function that makes a drive faulty, for `kv.open`; it adds the drive to `faults`."""
+
+    def make(functions: Any) -> KeyValueFaulty:
+        faults.append(KeyValueFaulty(functions))
+        return faults[-1]
+
+    return make
 
 
 def fill(store: Any, keys: Iterable[Any], sizes: Iterable[int]) -> dict[bytes, bytes]:

@@ -59,14 +59,6 @@ def opened(path: Path, device: str = "cpu", mode: str = "r", **options: Any) -> 
     return kv.open(path, mode, **{"device": device, **options})
 
 
-def drive(faults: list[KeyValueFaulty]) -> Any:
-    def make(functions: Any) -> KeyValueFaulty:
-        faults.append(KeyValueFaulty(functions))
-        return faults[-1]
-
-    return make
-
-
 def busy(store: Any) -> int:
     return int(store._engine.pairs.in_use())
 
@@ -163,7 +155,7 @@ def test_one_queue_with_two_ids(numbers: Any) -> None:
 def test_close_with_a_launch_in_flight_is_refused(numbers: Any) -> None:
     path, records = numbers
     faults: list[KeyValueFaulty] = []
-    store = opened(path, drive=drive(faults))
+    store = opened(path, drive=load.drive(faults))
     load.check_keys(store, [1, 2], records)
     faults[0].stop()
     with ThreadPoolExecutor(1) as pool:
@@ -268,7 +260,7 @@ def test_a_damaged_value(tmp_path: Path) -> None:
 def test_a_drive_that_fails(numbers: Any) -> None:
     path, records = numbers
     faults: list[KeyValueFaulty] = []
-    with opened(path, drive=drive(faults)) as store:
+    with opened(path, drive=load.drive(faults)) as store:
         faults[0].configure(["ok", "error"], status=0x2C0)
         with pytest.raises(errors.MediumError) as raised:
             load.check_keys(store, range(40), records)
@@ -280,7 +272,7 @@ def test_a_drive_that_fails(numbers: Any) -> None:
 def test_a_drive_that_stops_and_goes_on(numbers: Any) -> None:
     path, records = numbers
     faults: list[KeyValueFaulty] = []
-    with opened(path, depth=8, timeout=TIMEOUT, drive=drive(faults)) as store:
+    with opened(path, depth=8, timeout=TIMEOUT, drive=load.drive(faults)) as store:
         rows, sizes = arrays(30)
         states = np.zeros(30, np.int64)
         for _ in range(2):
@@ -306,7 +298,7 @@ def test_a_drive_that_stops_and_goes_on(numbers: Any) -> None:
 def test_a_controller_that_is_lost(numbers: Any) -> None:
     path, records = numbers
     faults: list[KeyValueFaulty] = []
-    with opened(path, drive=drive(faults), timeout=HANG_SECONDS) as store:
+    with opened(path, drive=load.drive(faults), timeout=HANG_SECONDS) as store:
         faults[0].stop()
         with ThreadPoolExecutor(1) as pool:
             launch = pool.submit(load.check_keys, store, range(20), records)
@@ -350,7 +342,7 @@ def test_a_lost_command_while_others_are_answered(numbers: Any, device: str, ker
         advances += 1
         return True
 
-    with opened(path, device, timeout=timeout, drive=drive(faults)) as store:
+    with opened(path, device, timeout=timeout, drive=load.drive(faults)) as store:
         load.check_keys(store, keys.tolist(), records)
         healthy_commands = 0 if kernel is load.retrieve_for else 30
         faults[0].configure(["ok"] * healthy_commands + ["lost"], repeat=False)
@@ -370,7 +362,7 @@ def test_a_lost_command_while_others_are_answered(numbers: Any, device: str, ker
 def test_an_interrupt(numbers: Any) -> None:
     path, records = numbers
     faults: list[KeyValueFaulty] = []
-    with opened(path, depth=8, timeout=TIMEOUT, drive=drive(faults)) as store:
+    with opened(path, depth=8, timeout=TIMEOUT, drive=load.drive(faults)) as store:
         rows, sizes = arrays(40)
         load.retrieve_rows[40](store, np.arange(40), rows, sizes)
         for _ in range(3):
@@ -552,7 +544,7 @@ def test_a_value_whose_pieces_end_early_leaves_its_place_in_the_cache(
     with kv.create(tmp_path / "c") as store:
         records = load.fill(store, range(6), [2000] * 6)
     faults: list[KeyValueFaulty] = []
-    with opened(tmp_path / "c", cache="6KiB", value_bytes=2000, timeout=TIMEOUT, drive=drive(faults)) as store:
+    with opened(tmp_path / "c", cache="6KiB", value_bytes=2000, timeout=TIMEOUT, drive=load.drive(faults)) as store:
         assert store.device_stats["cache_records"] == 2
         for key in range(4):
             faults[0].configure(["ok", "ok", kind], repeat=False)

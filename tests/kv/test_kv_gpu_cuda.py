@@ -276,13 +276,8 @@ def test_a_ticket_is_taken_once(numbers: Any) -> None:
 def test_a_drive_that_stops_and_goes_on(numbers: Any) -> None:
     path, records = numbers
     faults: list[KeyValueFaulty] = []
-
-    def drive(functions: Any) -> KeyValueFaulty:
-        faults.append(KeyValueFaulty(functions))
-        return faults[-1]
-
     keys = np.arange(500)
-    with opened(path, timeout=0.5, drive=drive) as store:
+    with opened(path, timeout=0.5, drive=load.drive(faults)) as store:
         rows, sizes = arrays(500)
         states = np.zeros(500, np.int64)
         faults[0].stop()
@@ -306,13 +301,8 @@ def test_a_drive_that_stops_and_goes_on(numbers: Any) -> None:
 def test_a_lost_command_while_others_are_answered(numbers: Any, kernel: Any) -> None:
     path, records = numbers
     faults: list[KeyValueFaulty] = []
-
-    def drive(functions: Any) -> KeyValueFaulty:
-        faults.append(KeyValueFaulty(functions))
-        return faults[-1]
-
     keys = np.arange(256)
-    with opened(path, timeout=0.4, depth=256, drive=drive) as store:
+    with opened(path, timeout=0.4, depth=256, drive=load.drive(faults)) as store:
         rows, sizes = arrays(256)
         load.retrieve_rows[256](store, keys, rows, sizes)
         results = np.zeros((256, 3), np.int64)

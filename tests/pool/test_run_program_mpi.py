@@ -190,25 +190,23 @@ def test_bad_input_ends_before_anything_starts(
     assert status == 2 and message in errors and len(errors) < 1000
 
 
+ONE_GPU = """
+import sys
+if sys.argv[:1] == ['-m']:
+    import warpwell.pool.launch.gpus as gpus
+    gpus.list_gpus = lambda: ['GPU-0']
+"""
+
+
 def test_more_agents_than_gpus(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import sys\n"
-        "if sys.argv[:1] == ['-m']:\n"
-        "    import warpwell.pool.launch.gpus as gpus\n"
-        "    gpus.list_gpus = lambda: ['GPU-0']\n"
-    )
+    (tmp_path / "sitecustomize.py").write_text(ONE_GPU)
     run = start("--agents", "2", ENDING, environ={"PYTHONPATH": f"{tmp_path}:{SOURCES}"})
     assert run.end() == 2
     assert "2 agents on this host, which has 1 GPU: start fewer, or use --share-gpu" in run.errors
 
 
 def test_a_gpu_that_another_job_has(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import sys\n"
-        "if sys.argv[:1] == ['-m']:\n"
-        "    import warpwell.pool.launch.gpus as gpus\n"
-        "    gpus.list_gpus = lambda: ['GPU-0']\n"
-    )
+    (tmp_path / "sitecustomize.py").write_text(ONE_GPU)
     environ = {"PYTHONPATH": f"{tmp_path}:{SOURCES}", FOLDER: str(tmp_path / "locks")}
     code = "from warpwell.pool.launch.reservation import Claim\nClaim('GPU-0')\nprint('has', flush=True)\ninput()"
     with subprocess.Popen(

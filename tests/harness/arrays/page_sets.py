@@ -33,6 +33,15 @@ def take(a, items, out, first, end):
         out[i] = a[items[i]]
 
 
+def take_in_waves(a, pages, items):
+    """Mark items, and read them wave by wave."""
+    mark[len(items)](pages, items)
+    out = np.full(len(items), -1, np.int64)
+    for first, stop in pages.waves():
+        take[len(items)](a, items, out, first, stop)
+    return out
+
+
 class PageSetConformance:
     DEVICE: ClassVar[str]
 
@@ -82,13 +91,8 @@ class PageSetConformance:
     def test_any_cache_is_large_enough(self, tmp_path, frames):
         file, values = self.saved(tmp_path, 1024)
         with self.open(file, cache=frames * (PAGE + 8)) as a:
-            pages = a.page_set()
             items = np.arange(0, 1024, 3)
-            mark[len(items)](pages, items)
-            out = np.full(len(items), -1, np.int64)
-            for first, stop in pages.waves():
-                take[len(items)](a, items, out, first, stop)
-            assert (out == values[items]).all()
+            assert (take_in_waves(a, a.page_set(), items) == values[items]).all()
 
     def test_ranges_set_whole_words_of_marks(self, tmp_path):
         file, _ = self.saved(tmp_path, 128 * 300)
@@ -119,10 +123,7 @@ class PageSetConformance:
             items = np.arange(500)
             mark[500](pages, items)
             assert pages.count() == -(-(a._origin + 9 * 500) // PAGE)
-            out = np.full(500, -1, np.int64)
-            for first, stop in pages.waves():
-                take[500](b, items, out, first, stop)
-            assert (out == items).all()
+            assert (take_in_waves(b, pages, items) == items).all()
 
     def test_memory_tiers_have_one_wave(self, tmp_path):
         file, _ = self.saved(tmp_path)
@@ -136,13 +137,8 @@ class PageSetConformance:
     def test_host_cached(self, tmp_path):
         file, values = self.saved(tmp_path)
         with self.open(file, tier="host-cached") as a:
-            pages = a.page_set()
             items = np.arange(0, 8192, 100)
-            mark[len(items)](pages, items)
-            out = np.full(len(items), -1, np.int64)
-            for first, stop in pages.waves():
-                take[len(items)](a, items, out, first, stop)
-            assert (out == values[items]).all()
+            assert (take_in_waves(a, a.page_set(), items) == values[items]).all()
 
     def test_marks_outside_the_array_are_errors(self, tmp_path):
         file, values = self.saved(tmp_path)
