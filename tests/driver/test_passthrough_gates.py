@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.harness.conversation import Conversation
 from tests.harness.driver import natives
 from tests.harness.driver.gates import (
     BELL,
@@ -38,11 +39,21 @@ from warpwell.driver import passthrough_environ
 ROOT = Path(__file__).parents[2]
 BEFORE = """
 import ctypes, os, sys, threading, time
+from pathlib import Path
 from tests.harness.driver.calls import *
+from tests.harness.driver.gates import FAKE_UUID, Gates
 from tests.harness.threads import until_blocked
-cuda = Cuda()
-cuda.start(1)
-cuda.use(0)
+def started():
+    cuda = Cuda()
+    cuda.start(1)
+    cuda.use(0)
+    return cuda
+cuda = started()
+def reset():
+    cuda.code("cuDevicePrimaryCtxReset_v2", ctypes.c_int(0))
+    cuda.code("cuDevicePrimaryCtxRelease_v2", ctypes.c_int(0))
+def own_gates():
+    return Gates(Path(os.environ["WARPWELL_TURNS"]) / f"gpu-{FAKE_UUID}00.board")
 def launch(stream, microseconds=1000, count=1):
     for _ in range(count):
         cuda.launch(0, stream, "nap", microseconds)
@@ -75,7 +86,7 @@ def library_environ(is_real: bool) -> dict[str, str]:
         return passthrough_environ({}, build_fake())
 
 
-class Program:
+class Program(Conversation):
     """A program that shares a GPU, at its start. Without beats its gate opens after 100 s; with `is_real`, 100 ms."""
 
     def __init__(self, folder: Path, text: str, is_real: bool = False, **variables: str) -> None:
@@ -90,15 +101,6 @@ class Program:
             until(lambda: gates.is_attached)
             gates.set_gate(True)
         assert self.line() == "ready"
-
-    def line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def post(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
 
     def code(self) -> int:
         return self.process.wait(HANG_SECONDS)
@@ -168,10 +170,8 @@ def test_the_gpu_stands_at_the_closed_gate_and_the_host_goes_on(
 
 @pytest.mark.parametrize("refusal", [{}, {"FAKE_FILES": "0"}, {"FAKE_GATES": "0"}], ids=str)
 def test_a_program_with_work_is_never_reported_as_idle(tmp_path: Path, gates: Gates, refusal: dict[str, str]) -> None:
-    text = f"""
-        from pathlib import Path
-        from tests.harness.driver.gates import Gates
-        gates, stream = Gates(Path({str(tmp_path)!r}) / "gpu-{FAKE_UUID}00.board"), cuda.stream(NON_BLOCKING)
+    text = """
+        gates, stream = own_gates(), cuda.stream(NON_BLOCKING)
         word, without, beside = hold(stream), 0, 0
         for _ in range(1000):
             word.value = 7
@@ -490,11 +490,8 @@ def test_captures_have_no_gates_and_a_graph_is_one_call(tmp_path: Path, gates: G
 def test_a_context_that_is_reset_works_again(tmp_path: Path, gates: Gates) -> None:
     text = """
         launch(cuda.stream(NON_BLOCKING), 100, 30)
-        cuda.code("cuDevicePrimaryCtxReset_v2", ctypes.c_int(0))
-        cuda.code("cuDevicePrimaryCtxRelease_v2", ctypes.c_int(0))
-        again = Cuda()
-        again.start(1)
-        again.use(0)
+        reset()
+        again = started()
         stream = again.stream(NON_BLOCKING)
         said("again")
         sys.stdin.readline()
@@ -524,13 +521,10 @@ def test_a_call_that_waits_while_its_context_is_destroyed_does_not_count(tmp_pat
         thread = threading.Thread(target=call)
         thread.start()
         sys.stdin.readline()
-        cuda.code("cuDevicePrimaryCtxReset_v2", ctypes.c_int(0))
-        cuda.code("cuDevicePrimaryCtxRelease_v2", ctypes.c_int(0))
+        reset()
         said("reset")
         thread.join()
-        again = Cuda()
-        again.start(1)
-        again.use(0)
+        again = started()
         stream = again.stream(NON_BLOCKING)
         again.launch(0, stream, "nap", 100)
         again.cuStreamSynchronize(stream)
@@ -552,11 +546,8 @@ def test_a_call_that_waits_while_its_context_is_destroyed_does_not_count(tmp_pat
 
 def test_a_first_call_in_a_capture_does_not_harm_it(tmp_path: Path, gates: Gates) -> None:
     text = """
-        cuda.code("cuDevicePrimaryCtxReset_v2", ctypes.c_int(0))
-        cuda.code("cuDevicePrimaryCtxRelease_v2", ctypes.c_int(0))
-        cuda = Cuda()
-        cuda.start(1)
-        cuda.use(0)
+        reset()
+        cuda = started()
         """
     text = textwrap.dedent(text) + CAPTURE.replace("None, None, 0, 2", "None, None, 0, 0")
     text += 'launch(cuda.stream(NON_BLOCKING))\nsaid("enqueued")\ncuda.cuCtxSynchronize()\n'
@@ -679,9 +670,7 @@ def test_a_quiet_stream_is_found_idle_although_the_host_waits_for_nothing(tmp_pa
 
 def test_a_mark_does_not_overtake_a_call_that_has_just_been_counted(tmp_path: Path, gates: Gates) -> None:
     text = f"""
-        from pathlib import Path
-        from tests.harness.driver.gates import Gates
-        gates, stream = Gates(Path({str(tmp_path)!r}) / "gpu-{FAKE_UUID}00.board"), cuda.stream(NON_BLOCKING)
+        gates, stream = own_gates(), cuda.stream(NON_BLOCKING)
         gates.fields[{PROGRAMS}] = 1
         word, idle = hold(stream), 0
         for k in range(40):
@@ -702,9 +691,7 @@ def test_a_mark_does_not_overtake_a_call_that_has_just_been_counted(tmp_path: Pa
 
 def test_a_call_on_its_way_to_the_driver_when_another_program_comes_is_counted(tmp_path: Path, gates: Gates) -> None:
     text = f"""
-        from pathlib import Path
-        from tests.harness.driver.gates import Gates
-        gates, stream = Gates(Path({str(tmp_path)!r}) / "gpu-{FAKE_UUID}00.board"), cuda.stream(NON_BLOCKING)
+        gates, stream = own_gates(), cuda.stream(NON_BLOCKING)
         word, idle = hold(stream), 0
         for _ in range(10):
             word.value = 7
@@ -729,9 +716,7 @@ def test_work_that_passes_a_gate_of_a_short_opening_is_counted(
     tmp_path: Path, gates: Gates, refusal: dict[str, str]
 ) -> None:
     text = f"""
-        from pathlib import Path
-        from tests.harness.driver.gates import Gates
-        gates = Gates(Path({str(tmp_path)!r}) / "gpu-{FAKE_UUID}00.board")
+        gates = own_gates()
         stream, other = cuda.stream(NON_BLOCKING), cuda.stream(NON_BLOCKING)
         begun, counted = ctypes.c_uint32.from_address(cuda.out("cuMemAllocHost_v2", 4096)), 0
         def until(condition):

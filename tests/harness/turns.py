@@ -21,6 +21,7 @@ import pytest
 from warpwell.driver import Board
 from warpwell.programs import Arbiter, lease, program_status
 
+from .conversation import Conversation
 from .until import until
 
 
@@ -88,7 +89,7 @@ def start(device: str) -> Iterator[Programs]:
             program.process.kill()
 
 
-class Program:
+class Program(Conversation):
     """A process that takes turns; it prints a line a step."""
 
     def __init__(self, name: str, code: str) -> None:
@@ -97,15 +98,6 @@ class Program:
         self.process = subprocess.Popen(
             [sys.executable, "-c", head + code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
-
-    def hears(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def tell(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
 
     def send(self, number: int) -> None:
         self.process.send_signal(number)
@@ -125,13 +117,13 @@ class Programs:
     def holder(self, more: str = "") -> Program:
         """Start `HOLDS`, which is inside."""
         made = self(HOLDS + more)
-        assert made.hears() == "inside"
+        assert made.line() == "inside"
         return made
 
     def waiter(self, tenant: str = "waiter", priority: int = 0) -> Program:
         """Start `WAITER`, which waits: another program must have the lease."""
         made = self(WAITER.format(priority=priority).replace("waiter", tenant))
-        assert made.hears() == "begins"
+        assert made.line() == "begins"
         until(lambda: waiting(self._name, tenant))
         return made
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from tests.harness import turns
+from tests.harness.conversation import Conversation
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
@@ -50,7 +51,7 @@ def manual(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Board, "ensure_arbiter", lambda board: None)
 
 
-class Program:
+class Program(Conversation):
     """A process of `tests.harness.driver.gated`, or of random programs."""
 
     def __init__(self, server: DriverServer, share: str, *arguments: str, module: str = "gated") -> None:
@@ -63,15 +64,6 @@ class Program:
             stderr=subprocess.STDOUT,
             text=True,
         )
-
-    def line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def post(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
 
     def end(self) -> str:
         return self.process.communicate(timeout=HANG_SECONDS)[0].strip()

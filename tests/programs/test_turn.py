@@ -56,7 +56,7 @@ def until_gate_is_closed(name: str) -> None:
 
 def spans_of(programs: list[Any]) -> list[tuple[int, ...]]:
     """Return the spans that programs print, in order; they do not overlap."""
-    spans = sorted(tuple(map(int, pair.split(":"))) for program in programs for pair in program.hears().split())
+    spans = sorted(tuple(map(int, pair.split(":"))) for program in programs for pair in program.line().split())
     assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
     return spans
 
@@ -82,8 +82,8 @@ say(*(f"{a}:{b}" for a, b in spans))
 
 def test_a_holder_between_two_turns_hands_over(start: Any, name: str) -> None:
     holder = start.holder()
-    holder.tell()
-    assert holder.hears() == "out"
+    holder.post()
+    assert holder.line() == "out"
     free(name)
     until(lambda: state(name, "holder") == "idle")
 
@@ -92,8 +92,8 @@ def test_a_killed_holder_frees_the_lease_at_once(start: Any, name: str) -> None:
     set_limits({"holder": {"hold": 3600.0}})
     holder, waiter = start.holder(), start.waiter()
     holder.send(signal.SIGKILL)
-    assert waiter.hears() == "inside"
-    waiter.tell()
+    assert waiter.line() == "inside"
+    waiter.post()
     until(lambda: "holder" not in rows(name))
 
 
@@ -112,18 +112,18 @@ def test_a_stopped_holder_loses_the_lease_and_waits_again_afterwards(start: Any,
     with ww.turn("here", device=name, timeout=LONG):
         until(lambda: (state(name, "here"), state(name, "holder")) == ("running", "overdue"))
         holder.send(signal.SIGCONT)
-        holder.tell()
-        assert holder.hears() == "out"
-        holder.tell()
+        holder.post()
+        assert holder.line() == "out"
+        holder.post()
         until(lambda: waiting(name, "holder"))
-    assert holder.hears() == "again"
+    assert holder.line() == "again"
 
 
 def test_a_stopped_waiter_lets_others_pass(start: Any, name: str) -> None:
     with ww.turn("here", device=name):
         start.waiter(priority=5).send(signal.SIGSTOP)
         second = start.waiter("second")
-    assert second.hears() == "inside"
+    assert second.line() == "inside"
 
 
 @pytest.mark.timing
@@ -138,7 +138,7 @@ def test_a_stopped_waiter_is_waited_for_once_only(start: Any, name: str) -> None
             pass
     assert time.monotonic() - began < 20 * LEASE_START_SECONDS
     waiter.send(signal.SIGCONT)
-    assert waiter.hears() == "inside"
+    assert waiter.line() == "inside"
 
 
 @pytest.mark.parametrize("times", range(3))
@@ -156,14 +156,14 @@ sys.stdin.readline()
 """
     holder = start.holder()
     waiter = start(code)
-    assert waiter.hears() == "begins"
+    assert waiter.line() == "begins"
     until(lambda: waiting(name))
     time.sleep(0.002 * times)
     waiter.send(signal.SIGINT)
-    assert waiter.hears() == "interrupted"
+    assert waiter.line() == "interrupted"
     until(lambda: waiting(name))
-    holder.tell()
-    assert waiter.hears() == "inside"
+    holder.post()
+    assert waiter.line() == "inside"
     free(name)
 
 
@@ -180,15 +180,15 @@ def test_an_interrupt_at_any_point_leaves_no_lease_behind(start: Any, name: str,
         with ww.turn("here", device=name) as turn:
             if meets:
                 posts.append(1)
-                other.tell()
+                other.post()
                 until(lambda: waiting(name, "other"))
             turn.pause()
 
     for where in turns.interruptions(one_turn):
         assert own_lease.depth == 0 and not own_lease.inside, where
-        other.tell()
+        other.post()
         for _ in [*posts, 1]:
-            assert other.hears() == "done", where
+            assert other.line() == "done", where
         posts.clear()
 
 
@@ -201,11 +201,11 @@ def test_an_interrupt_in_a_turn_ends_it(name: str) -> None:
 def test_the_highest_priority_is_next_and_then_who_used_least(start: Any, name: str) -> None:
     with ww.turn("here", device=name):
         low, high = start.waiter("low", -100), start.waiter("high", 3)  # aging raises priorities
-    assert high.hears() == "inside"
+    assert high.line() == "inside"
     until(lambda: waiting(name, "low"))
-    high.tell()
-    assert low.hears() == "inside"
-    low.tell()
+    high.post()
+    assert low.line() == "inside"
+    low.post()
     until(lambda: not waiting(name, "low"))
 
 
@@ -216,16 +216,16 @@ def test_a_pause_lets_a_higher_priority_in_and_no_lower_one(start: Any, name: st
         until(lambda: waiting(name, "lower"))
         higher = start.waiter("higher", 1)
         until_gate_is_closed(name)
-        threading.Timer(0.1, higher.tell).start()
+        threading.Timer(0.1, higher.post).start()
         turn.pause()
-        assert higher.hears() == "inside"
+        assert higher.line() == "inside"
         until(lambda: state(name, "here") == "running")
 
 
 def test_a_holder_that_does_not_come_back_hands_over_whatever_its_priority(start: Any, name: str) -> None:
     with ww.turn("here", device=name, priority=8):
         waiter = start.waiter(priority=-8)
-    assert waiter.hears() == "inside"
+    assert waiter.line() == "inside"
 
 
 def test_threads_of_one_process_wait_for_each_other(name: str) -> None:
@@ -256,7 +256,7 @@ def test_a_thread_that_ends_frees_its_slot_and_the_lease(name: str, start: Any) 
         thread.join(LONG)
         until(lambda: "other" not in rows(name))
     waiter = start(WAITER.format(priority=0))
-    assert [waiter.hears(), waiter.hears()] == ["begins", "inside"]
+    assert [waiter.line(), waiter.line()] == ["begins", "inside"]
 
 
 def test_a_turn_within_a_turn_is_a_part_of_it(name: str, start: Any) -> None:
@@ -265,7 +265,7 @@ def test_a_turn_within_a_turn_is_a_part_of_it(name: str, start: Any) -> None:
         with turn, ww.turn("inner", device=name):
             waiter = start.waiter(priority=5)
         until(lambda: waiting(name))
-    assert waiter.hears() == "inside"
+    assert waiter.line() == "inside"
 
 
 def test_a_turn_that_does_not_come_in_time(start: Any, name: str) -> None:
@@ -274,7 +274,7 @@ def test_a_turn_that_does_not_come_in_time(start: Any, name: str) -> None:
         raise AssertionError
     assert raised.value.device == name and isinstance(raised.value, TimeoutError)
     until(lambda: not waiting(name, "default"))
-    holder.tell()
+    holder.post()
     free(name)
 
 
@@ -303,10 +303,10 @@ with ww.turn("parent", device=D):
     sys.stdin.readline()
 """
     program = start(code)
-    assert program.hears() == "child has ended"
+    assert program.line() == "child has ended"
     assert state(name, "parent") in ("running", "leaving")
-    program.tell()
-    assert [program.hears(), program.hears()] == ["out", "forked"]
+    program.post()
+    assert [program.line(), program.line()] == ["out", "forked"]
     program.send(signal.SIGKILL)  # its child survives, and does not hold the lease
     free(name)
 
@@ -325,10 +325,10 @@ say("out")
 sys.stdin.readline()
 """
     program = start(code)
-    assert program.hears() == "child has ended"
+    assert program.line() == "child has ended"
     until(lambda: state(name, "parent") == "running")
-    program.tell()
-    assert program.hears() == "out"
+    program.post()
+    assert program.line() == "out"
     until(lambda: state(name, "parent") == "idle")
 
 
@@ -344,7 +344,7 @@ sys.stdin.readline()
 """
     programs = [start(code.format(tenant=t, seconds=s)) for t, s in (("short", 0.002), ("long", 0.03))]
     for program in programs:
-        assert program.hears() == "ready"
+        assert program.line() == "ready"
     until(lambda: all(rows(name).get(t, {}).get("used", 0) > 0.5 for t in ("short", "long")))
     used = {t: rows(name)[t]["used"] for t in ("short", "long")}
     assert 0.5 < used["short"] / used["long"] < 2.0
@@ -364,10 +364,10 @@ def test_garbage_in_the_words_stops_no_turn(name: str) -> None:
 @pytest.mark.parametrize("target", ["tenant", "number"])
 def test_end_ends_a_tenant(start: Any, name: str, target: str) -> None:
     stubborn = start("signal.signal(signal.SIGTERM, lambda *_: say('asked'))\n" + HOLDS)
-    assert stubborn.hears() == "inside"
+    assert stubborn.line() == "inside"
     number = stubborn.process.pid
     assert end_programs("holder" if target == "tenant" else str(number), 2.0) == [number]
-    assert stubborn.hears() == "asked"
+    assert stubborn.line() == "asked"
     assert stubborn.process.wait(LONG) == -signal.SIGKILL
     with pytest.raises(errors.ArgumentError, match="no program does"):
         end_programs("holder")
@@ -383,7 +383,7 @@ def test_commands(start: Any, name: str, capsys: pytest.CaptureFixture[str]) -> 
     found = {row["tenant"]: row for row in answer("status")["programs"]}
     assert found["waiter"]["process"] == waiter.process.pid and found["waiter"]["priority"] == 2
     assert answer("limit", "holder", "--hold", "0.2")["holder"] == {"hold": 0.2}
-    assert waiter.hears() == "inside"  # the holder has lost the lease
+    assert waiter.line() == "inside"  # the holder has lost the lease
     until(lambda: state(name, "holder") == "overdue")
     assert answer("end", "waiter", "--grace", "100")["processes"] == [waiter.process.pid]
     assert waiter.process.wait(LONG) == -signal.SIGTERM
@@ -539,10 +539,10 @@ def test_the_gpu_is_drained_before_the_lease_is_handed_over(gpu: Gpu, name: str,
     with ww.turn("here", device=name) as turn:
         waiter = start.waiter(priority=1)
         until_gate_is_closed(name)
-        threading.Timer(0.2, waiter.tell).start()
+        threading.Timer(0.2, waiter.post).start()
         turn.pause()
         assert "synchronize" in gpu.calls
-        assert waiter.hears() == "inside"
+        assert waiter.line() == "inside"
 
 
 def test_a_turn_that_begins_while_its_keeper_drains_keeps_the_lease(
@@ -560,15 +560,15 @@ def test_a_turn_that_begins_while_its_keeper_drains_keeps_the_lease(
 
     monkeypatch.setattr(own_lease.work, "drain", drain)
     waiter = start(WAITER.format(priority=-8))
-    assert waiter.hears() == "begins"
+    assert waiter.line() == "begins"
     assert draining.wait(LONG)
     with ww.turn("here", device=name, priority=8):
         resume.set()
         time.sleep(0.2)
         assert own_lease.inside and own_lease._is_in_flight
         until(lambda: waiting(name))
-    assert waiter.hears() == "inside"
-    waiter.tell()
+    assert waiter.line() == "inside"
+    waiter.post()
 
 
 def test_pauses_that_follow_each_other_closely_are_one(gpu: Gpu, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -714,7 +714,7 @@ def test_the_arbiter_of_this_process_frees_no_slot_of_its_threads(start: Any, de
     board.free_slot(index, serial - 2)  # as an arbiter that saw the slot before its reuse: no effect
     board.free_slot(index, serial)
     other = start("from warpwell.driver import Board\nsay(Board.of(D).owner(0), *Board.of(D).used_slots())")
-    assert other.hears() == f"{os.getpid()} {(index, serial)}"
+    assert other.line() == f"{os.getpid()} {(index, serial)}"
     board.release_slot(index)
 
 
@@ -872,7 +872,7 @@ def test_a_thread_that_ends_leaves_a_slot_that_another_process_has_taken(
     index = leases[0]._index
     board.unlock((1 << 40) + index)  # as closing another descriptor of the file releases the lock
     other = start("from warpwell.driver import Board\nsay(*Board.of(D).take_slot(3, 1, 0, 'other'))\nsys.stdin.read()")
-    assert other.hears().split()[0] == str(index)
+    assert other.line().split()[0] == str(index)
     resume.set()
     thread.join(LONG)
     until(lambda: index not in board._own)
@@ -922,11 +922,11 @@ for _ in range(20_000):
 say("done")
 """
     board, programs = Board.of(device), [start(code) for _ in range(2)]
-    assert [program.hears() for program in programs] == ["ready", "ready"]
+    assert [program.line() for program in programs] == ["ready", "ready"]
     before = board.bell
     for program in programs:
-        program.tell()
-    assert [program.hears() for program in programs] == ["done", "done"]
+        program.post()
+    assert [program.line() for program in programs] == ["done", "done"]
     assert board.bell - before == 40_000
 
 
@@ -961,8 +961,8 @@ def test_a_higher_priority_follows_a_lower_one_without_the_arbiter(start: Any, d
     arbiter = turns.ArbiterThread(board)
     patient = "from warpwell.programs import lease\nlease.SILENT_SECONDS = 1000.0\n"
     high = start(patient + OTHER_PROGRAM.format(priority=True))
-    high.tell()
-    assert high.hears() == "done"
+    high.post()
+    assert high.line() == "done"
     low = start(
         """
 sys.stdin.readline()
@@ -973,15 +973,15 @@ with ww.turn("low", device=D) as turn:
         turn.pause()
 """
     )
-    low.tell()
-    assert low.hears() == "inside"
+    low.post()
+    assert low.line() == "inside"
     until(lambda: state(device, "low") == "running")
     arbiter._is_over = True
     board.ring()
     arbiter.join()
     beats = board.beats
-    high.tell()
-    assert high.hears() == "done"  # for which it would wait 100 s without its succession
+    high.post()
+    assert high.line() == "done"  # for which it would wait 100 s without its succession
     assert board.beats == beats
     board.resign()
 
@@ -1006,12 +1006,12 @@ with ww.turn("claims", priority=1, device=D):
     def is_short() -> bool:
         until(lambda: "claims" not in rows(name))
         claims = start("say('begins')" + code)
-        assert claims.hears() == "begins"
+        assert claims.line() == "begins"
         until(lambda: state(name, "claims") == "idle" and rows(name)["claims"]["launches"])
         free(name)
         with ww.turn("here", device=name) as turn:
             until(lambda: Board.of(name).running == lease._lease_of(name)._index)
-            claims.tell()
+            claims.post()
             claims.process.wait(LONG)
             began = time.monotonic()
             turn.pause()
@@ -1029,7 +1029,7 @@ def test_a_turn_of_a_signal_handler_waits_like_the_turn_that_it_interrupts(start
                 events.append("overlap")
         except errors.TurnTimeoutError:
             events.append("timeout")
-        holder.tell()
+        holder.post()
 
     before = signal.signal(signal.SIGUSR1, handle)
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
@@ -1136,7 +1136,7 @@ if child == 0:
     say(slot[0], os.getpid())
 sys.stdin.readline()
 """)
-    index, process = map(int, program.hears().split())
+    index, process = map(int, program.line().split())
     assert Board.of(device).owner(index) == process
     os.kill(process, signal.SIGKILL)
 
@@ -1154,5 +1154,5 @@ except ww.errors.SchedulerError:
 """)
         until(lambda: waiting(name, "waiter"))
         program.send(signal.SIGUSR1)
-        assert program.hears() == "refused"
-    assert program.hears() == "parent"
+        assert program.line() == "refused"
+    assert program.line() == "parent"
