@@ -350,9 +350,9 @@ class Core:
 
     def _record_outcome(self, event: Ended | Stopped) -> None:
         """Record that a job has ended or stopped."""
-        job, time, stopped = event.job, event.time, isinstance(event, Stopped)
+        job, time = event.job, event.time
         self.tenants.charge(self.running, time)
-        self._leave_place(job, time, stopped)
+        self._leave_place(job, time)
         self.tenants[job.task.tenant].running -= 1
         if isinstance(event, Stopped):
             job.done, job.placement = event.done, None
@@ -375,16 +375,12 @@ class Core:
                     self._renew(job.task.known, time)
             self._finish(job, time, DONE, None, why)
 
-    def _leave_place(self, job: Job, time: float, stopped: bool) -> None:
+    def _leave_place(self, job: Job, time: float) -> None:
         """Remove a job from its launch queue, or from `running`, where the next job of its launch queue replaces it."""
         if job.train is not None:
             self._leave_train(job)
             job.since = time
-            if job.started is None and not stopped:
-                job.started = time  # the job started while the job before it was leaving
             return
-        if job.started is None:
-            job.started = job.since
         job.ran += time - job.since
         job.since = time
         position = self.running.index(job)
