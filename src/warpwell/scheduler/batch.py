@@ -34,11 +34,6 @@ class Batch:
         """Return the batch in the form of a `BlockLaunch`."""
         return BatchBlocks(self, device)
 
-    def configuration(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return blocks and threads of the first launch."""
-        blocks, threads = self.tasks[self.order[0]].launch.configuration()
-        return blocks, threads
-
 
 class BatchBlocks:
     """A `Batch` as executors see it: a `BlockLaunch` whose blocks are launches."""
