@@ -130,6 +130,8 @@ class CpuExecutor(Engine[CpuRun]):
         Seconds that `close` waits for running blocks.
     """
 
+    _woken = False
+
     def __init__(self, threads: int | None = None, *, patience: float = 10.0) -> None:
         threads = None if threads is None else checked_integer(threads, "threads")
         patience = checked_seconds(patience, "patience")
@@ -143,7 +145,6 @@ class CpuExecutor(Engine[CpuRun]):
         )
         super().__init__(capacity, "cpu", HAND_OVER_SECONDS)
         self._patience = patience
-        self._is_woken = False
         from ...targets.compiler import load_cpu
 
         load_cpu()
@@ -171,7 +172,7 @@ class CpuExecutor(Engine[CpuRun]):
 
     def wake(self) -> None:
         """See `Executor`."""
-        self._is_woken = True
+        self._woken = True
         self._notify()
 
     def machine(self) -> Machine:
@@ -279,12 +280,8 @@ class CpuExecutor(Engine[CpuRun]):
             self._watch(until)
             self._advance()
 
-    @property
-    def _woken(self) -> bool:
-        return self._is_woken
-
     def _clear_wake(self) -> None:
-        self._is_woken = False
+        self._woken = False
 
     def _watch(self, until: float) -> None:
         self._bell.acquire(timeout=max(0.0, until - self._time()))
