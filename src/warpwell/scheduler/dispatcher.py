@@ -313,13 +313,11 @@ class Dispatcher:
                 executor.wait(executor.now() + executor.linger)
                 lingers = not self._calls.empty()
             else:
-                self._execute_calls(self._calls.get())
+                self._execute(*self._calls.get())
                 lingers = executor.linger > 0
 
-    def _execute_calls(self, first: Call | None = None) -> None:
+    def _execute_calls(self) -> None:
         """Execute the calls that other threads have sent so far. Only this thread removes calls from the queue."""
-        if first is not None:
-            self._execute(*first)
         for _ in range(min(MAX_CALLS, self._calls.qsize())):
             self._execute(*self._calls.get())
 
