@@ -259,8 +259,6 @@ class Scheduler:
             The future of the request. It fails with the error of the launch that failed.
         """
         tasks = self._batches(checked_launches(launches), name, options)
-        if not tasks:
-            raise errors.ArgumentError("launches is empty: pass at least one launch", name="launches")
         handles = self.submit_request(Request(name or tasks[0].name, tasks), after)
         return handles[0] if len(handles) == 1 else RequestHandle(name or tasks[0].name, handles)
 
@@ -426,6 +424,8 @@ def require_launch(launch: Any) -> None:
 def checked_launches(launches: Any) -> list[Sequence[Any]]:
     """Return launches, each with its arguments, or raise `ArgumentError`."""
     found = list(launches) if isinstance(launches, Iterable) else [launches]
+    if not found:
+        raise errors.ArgumentError("launches is empty: pass at least one launch", name="launches")
     for launch in found:
         if not isinstance(launch, Prepared) and (not isinstance(launch, tuple | list) or not launch):
             raise errors.ArgumentError(f"{launch!r:.80} is not a tuple of kernel[n] and its arguments", name="launches")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,11 +51,6 @@ def located(value: Any, label: str) -> tuple[Any, np.dtype[Any]]:
             name="args",
         )
     return tensor, dtype
-
-
-def size_of(tensor: Any, dtype: np.dtype[Any]) -> int:
-    """Return the size of a `Tensor` in bytes."""
-    return int(math.prod(tensor.shape) * dtype.itemsize)
 
 
 def shared(args: Sequence[Any], device: str) -> tuple[Any, ...]:

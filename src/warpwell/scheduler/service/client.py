@@ -31,7 +31,7 @@ from ..events import Log
 from ..handle import TaskFuture
 from ..scheduler import checked_launches, require_launch
 from ..task import Profile, State, Task, checked_size
-from ..tensors import is_foreign, located, size_of
+from ..tensors import is_foreign, located
 from . import address, messages, references
 from .messages import Connection, Message
 
@@ -192,8 +192,6 @@ class Client:
     ) -> ServiceHandle:
         """Submit a request of several launches, which run in order, and return its handle; see `submit`."""
         self._check()
-        if not launches:
-            raise errors.ArgumentError("launches is empty: pass at least one launch", name="launches")
         if tenant not in (None, self.tenant):
             text = f"this connection is for tenant {self.tenant!r}: use connect(tenant={tenant!r})"
             raise errors.ArgumentError(text, name="tenant")
@@ -665,7 +663,7 @@ class Packer:
             return ["value", value]
         if is_foreign(value):
             tensor, dtype = located(value, label)
-            if not tensor.on_host and size_of(tensor, dtype):
+            if not tensor.on_host and 0 not in tensor.shape:
                 text = f"{label} is in GPU memory of your process: copy it to the host, or use to_device of the service"
                 raise errors.ArgumentError(text, name="args")
             array = at_address("cpu", tensor.address, tensor.shape, dtype, tensor.keep)
