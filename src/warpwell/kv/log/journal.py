@@ -622,13 +622,11 @@ class Floor:
 def read_marks(folder: str, uuid: bytes) -> tuple[list[Mark], list[int]]:
     """Return the valid marks of a store, and the offsets of damaged ones."""
     try:
-        fd = os.open(os.path.join(folder, COMMITTED_NAME), os.O_RDONLY | os.O_CLOEXEC)
+        file = open(os.path.join(folder, COMMITTED_NAME), "rb", buffering=0)
     except OSError:
         return [], [0]
-    try:
-        packed = [read_at(fd, _MARK_BYTES, offset) for offset in MARK_OFFSETS]
-    finally:
-        os.close(fd)
+    with file:
+        packed = [read_at(file.fileno(), _MARK_BYTES, offset) for offset in MARK_OFFSETS]
     marks = [_unpack_mark(data, uuid) for data in packed]
     damaged = [MARK_OFFSETS[k] for k in range(2) if marks[k] is None and any(packed[k])]
     return [mark for mark in marks if mark is not None], damaged

@@ -410,8 +410,8 @@ def open_index(folder: str, uuid: bytes, id: int) -> tuple[SealedIndex, Superblo
     FileNotFoundError
     """
     path = os.path.join(folder, file_name(INDEX_FILE, id))
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with open(path, "rb", buffering=0) as file:
+        fd = file.fileno()
         block = Superblock.unpack(read_at(fd, SUPERBLOCK, 0), INDEX_FILE, uuid, id, path)
         size = os.fstat(fd).st_size
         nbytes = SUPERBLOCK * (1 + sum(block_counts(block.block_type, block.positions, block.segments)))
@@ -424,8 +424,6 @@ def open_index(folder: str, uuid: bytes, id: int) -> tuple[SealedIndex, Superblo
             address, release = int(copied.ctypes.data), [copied].clear
         else:
             release = partial(unmap, address, nbytes)
-    finally:
-        os.close(fd)
     return SealedIndex(path, address + SUPERBLOCK, block, release), block
 
 
@@ -439,20 +437,17 @@ def read_old_snapshot(folder: str, uuid: bytes, id: int) -> tuple[NDArray[np.int
     FileNotFoundError
     """
     path = os.path.join(folder, file_name(SNAPSHOT_FILE, id))
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        block = Superblock.unpack(read_at(fd, SUPERBLOCK, 0), SNAPSHOT_FILE, uuid, id, path)
-        nbytes = os.fstat(fd).st_size - SUPERBLOCK
-        if nbytes != SLOT_BYTES * block.count:
-            raise corruption(
-                path,
-                f"{path} has {nbytes} bytes of records, but {SLOT_BYTES * block.count} are expected: "
-                "restore it from a copy",
-                SUPERBLOCK,
-            )
-        slots = np.frombuffer(read_at(fd, nbytes, SUPERBLOCK), np.int64).reshape(-1, SLOT_BYTES // 8)
-    finally:
-        os.close(fd)
+    with open(path, "rb") as file:
+        data = file.read()
+    block, nbytes = Superblock.unpack(data[:SUPERBLOCK], SNAPSHOT_FILE, uuid, id, path), len(data) - SUPERBLOCK
+    if nbytes != SLOT_BYTES * block.count:
+        raise corruption(
+            path,
+            f"{path} has {nbytes} bytes of records, but {SLOT_BYTES * block.count} are expected: restore it from a "
+            "copy",
+            SUPERBLOCK,
+        )
+    slots = np.frombuffer(data[SUPERBLOCK:], np.int64).reshape(-1, SLOT_BYTES // 8)
     if crc32c(slots) != block.body_crc:
         raise corruption(
             path,

@@ -291,8 +291,8 @@ def check_previous(folder: str, manifest: Manifest) -> list[int]:
     uuid, (before, id) = manifest.uuid_bytes, manifest.previous or (None, 0)
     seq, chain = _check_snapshot(folder, uuid, before, all_blocks=True)
     path = journal_path(folder, id)
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with open(path, "rb", buffering=0) as file:
+        fd = file.fileno()
         block = read_superblock(fd, uuid, id, path)
         last, crc = _check_snapshot(folder, uuid, manifest.snapshot, all_blocks=False)
         scanned = scan(fd, block.salt, Position(SUPERBLOCK, block.seq, block.chain), (last, crc))
@@ -300,8 +300,6 @@ def check_previous(folder: str, manifest: Manifest) -> list[int]:
         if (block.seq, block.chain) != (seq, chain) or scanned.position.seq < last:
             raise corruption(path, f"journal {path} does not connect the previous snapshot to the current one", 0)
         return damaged_copies(scanned, fd)
-    finally:
-        os.close(fd)
 
 
 def _check_snapshot(folder: str, uuid: bytes, id: int | None, *, all_blocks: bool) -> tuple[int, int]:
