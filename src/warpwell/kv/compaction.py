@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from ..cache import batches_of
 from .keys import keys_in
-from .log.checksum import crc32c
-from .log.files import read_at
 from .log.format import SUPERBLOCK, footprint, segment_of, size_of
 from .log.log import Log
 from .records import Records
@@ -115,17 +113,13 @@ def _size(log: Log, segment: int) -> int:
 
 
 def _read(log: Log, locations: NDArray[np.int64]) -> list[Any]:
-    """Read values and check them: a damaged value must not be copied with a new checksum.
-
-    A value that is larger than a batch is not read here: `StoredValue.copy` checks it.
-    """
-    stored = [log.segments.stored(location) for location in locations]
-    if len(stored) == 1 and stored[0].nbytes > _BATCH_BYTES:
-        return list(stored)
-    values = [read_at(value.fd, value.nbytes, value.offset) for value in stored]
-    for value, contents in zip(stored, values, strict=True):
-        if len(contents) != value.nbytes or crc32c(contents) != value.crc:
-            raise value.damaged()
+    """Read values and check them: a damaged value must not be copied with a new checksum."""
+    values = []
+    for stored in map(log.segments.stored, locations):
+        contents = stored.read()
+        if contents is None:
+            raise stored.damaged()
+        values.append(contents)
     return values
 
 

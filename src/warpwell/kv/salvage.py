@@ -22,7 +22,7 @@ from ..cache import batches_of
 from .index.sealed import BLOCK, block_counts, read_damaged
 from .keys import keys_in, long_key_in, suffix_of
 from .log.checksum import crc32c
-from .log.files import LOCK_NAME, Files, read_at
+from .log.files import LOCK_NAME, Files
 from .log.format import (
     COMMIT,
     DELETE,
@@ -290,28 +290,28 @@ def _put(store: Any, segments: Segments, slots: NDArray[np.int64], copies: Copie
     for segment in np.unique(ids).tolist():
         rows = np.flatnonzero(ids == segment)
         unreadable = _open(segments, segment)
-        values: list[Any] = []
+        values: list[bytes] = []
         readable: list[int] = []
-        for k, status in zip(rows.tolist(), value_status(slots[rows], segments).tolist(), strict=True):
-            value: Any = segments.stored(slots[k, 2:])
-            wrong, offset, nbytes, fd = "", value.offset, value.nbytes, value.fd
-            if offset < SUPERBLOCK:
-                wrong = "the record has no location"
-            elif unreadable or status:
-                value = copies.get((int(slots[k, 2]), int(slots[k, 3])))
-                wrong = "" if value is not None else unreadable or "the value does not match its checksum"
-            elif store.schema is not None or nbytes <= _BATCH_BYTES:
-                value = read_at(fd, nbytes, offset)
+        for k in rows.tolist():
+            stored, value = segments.stored(slots[k, 2:]), None
+            wrong = "the record has no location"
+            if stored.offset >= SUPERBLOCK:
+                if not unreadable:
+                    with contextlib.suppress(OSError):
+                        value = stored.read()
+                if value is None:
+                    value = copies.get((int(slots[k, 2]), int(slots[k, 3])))
+                wrong = unreadable or "the value does not match its checksum"
             is_long = lengths[k] == LONG
-            if not wrong and store.schema is not None:
+            if value is not None and store.schema is not None:
                 # Not `stored_key`: the value may be a copy from a journal because the segment is damaged.
                 long_key = long_key_in(value, slots[k, :2].tobytes()) if is_long else b""
                 record = value[: -len(suffix_of(long_key))] if is_long else value
                 if not store.schema.accepts(record):
-                    wrong = f"the value of {nbytes} bytes is not a record of the schema"
-            if wrong:
-                key = stored_key(slots[k], fd) if is_long else keys.row(k)
-                report.lost.append(Problem(segments.path(segment), offset, wrong, key))
+                    value, wrong = None, f"the value of {stored.nbytes} bytes is not a record of the schema"
+            if value is None:
+                key = stored_key(slots[k], stored.fd) if is_long else keys.row(k)
+                report.lost.append(Problem(stored.path, stored.offset, wrong, key))
             else:
                 readable.append(k)
                 values.append(value)

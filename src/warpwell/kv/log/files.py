@@ -161,7 +161,7 @@ def read_at(fd: int, nbytes: int, offset: int) -> bytes:
     """Return bytes of a file, fewer if it ends earlier."""
     parts = []
     while nbytes > 0:
-        part = os.pread(fd, min(nbytes, 1 << 30), offset)
+        part = os.pread(fd, min(nbytes, 0x7FFFF000), offset)  # as many as one call of Linux reads
         if not part:
             break
         parts.append(part)

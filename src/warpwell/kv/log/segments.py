@@ -251,7 +251,8 @@ class Segments:
             # Set the end first: a finalizer may interrupt this write and append, and must use other bytes.
             new_end = self.ends[shard] = chunk.offset + chunk.nbytes
             try:
-                chunk.write(self._files, self._fds[head])
+                if chunk.nbytes:
+                    self._files.pwrite(self._fds[head], chunk.contents[: chunk.nbytes], chunk.offset)
             except BaseException:
                 if self.heads[shard] == head and self.ends[shard] == new_end:
                     self.ends[shard] = first_end
@@ -281,7 +282,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class StoredValue:
-    """A value in a segment; `ValueBuffers` copies it in chunks, so that it need not fit into memory."""
+    """A value in a segment."""
 
     path: str
     fd: int
@@ -289,27 +290,10 @@ class StoredValue:
     nbytes: int
     crc: int
 
-    def __len__(self) -> int:
-        return self.nbytes
-
-    def copy(self, files: Files, fd: int, offset: int) -> None:
-        """Copy the value to another segment.
-
-        Raises
-        ------
-        CorruptionError
-            Its checksum is wrong, or its file ends before the value.
-        """
-        done = crc = 0
-        while done < self.nbytes:
-            part = read_at(self.fd, min(WRITE_BYTES, self.nbytes - done), self.offset + done)
-            if not part:
-                break
-            crc = crc32c(part, crc)
-            files.pwrite(fd, part, offset + done)
-            done += len(part)
-        if done < self.nbytes or crc != self.crc:
-            raise self.damaged()
+    def read(self) -> bytes | None:
+        """Return the contents, or None if they do not match the checksum."""
+        contents = read_at(self.fd, self.nbytes, self.offset)
+        return contents if len(contents) == self.nbytes and crc32c(contents) == self.crc else None
 
     def damaged(self) -> errors.CorruptionError:
         """Return the error for a value with a wrong checksum."""
@@ -355,7 +339,7 @@ def encode_values(
     """Write the locations of values after byte `end` of a segment, up to byte `limit`; return their number.
 
     Offsets are multiples of `UNIT`. The first value of a segment may exceed the limit. The values are copied to the
-    `room` bytes at `out`, each padded to `UNIT`, up to the first one that does not fit, is large or is a `StoredValue`.
+    `room` bytes at `out`, each padded to `UNIT`, up to the first one that does not fit or is large.
     If `out` is 0, no value is copied, and all values after the first end within `room` bytes.
     """
     first = footprint(end)
@@ -368,10 +352,10 @@ def encode_values(
         if out == 0:
             if k > 0 and offset + size - first > room:
                 return k
-            crc = -1 - address if address < 0 else crc32c_at(address, size, 0)
+            crc = crc32c_at(address, size, 0)
         else:
             target, padded = out + offset - first, footprint(size)
-            if address < 0 or size >= _LARGE or target + padded > out + room:
+            if size >= _LARGE or target + padded > out + room:
                 return k
             clear_padding(target, size)
             crc = copy_crc32c(target, address, size, 0)
@@ -392,36 +376,27 @@ class Chunk:
     count: int
     offset: int
     nbytes: int
-    contents: NDArray[np.uint8] | StoredValue
+    contents: NDArray[np.uint8]
     is_last: bool
     """Whether these are the last values to be appended to the shard."""
 
-    def write(self, files: Files, fd: int) -> None:
-        """Write the values to their segment."""
-        if isinstance(self.contents, StoredValue):
-            self.contents.copy(files, fd, self.offset)
-        elif self.nbytes:
-            files.pwrite(fd, self.contents[: self.nbytes], self.offset)
-
     def padded(self) -> NDArray[np.uint8]:
-        """Return the values, with zeros up to a multiple of `UNIT`; they are in memory.
+        """Return the values, with zeros up to a multiple of `UNIT`.
 
         The result is a copy if the values are in the caller's memory, which may change or be freed before the commit.
         """
-        assert not isinstance(self.contents, StoredValue)
         size = footprint(self.nbytes)
         return self.contents[:size] if self.contents.flags.owndata else np.pad(self.contents, (0, size - self.nbytes))
 
 
 class ValueBuffers:
-    """Values to be appended: contents in memory, and values in other segments.
+    """Values to be appended.
 
     Parameters
     ----------
     owner : object
-        Keeps the memory alive. If a value is a `StoredValue`, the list of all values.
+        Keeps the memory alive.
     addresses, sizes : int64 [N]
-        The address of a `StoredValue` is -1 minus its checksum.
     is_packed : bool
         True if values have the same layout in memory and in the file.
 
@@ -452,7 +427,7 @@ class ValueBuffers:
 
     @classmethod
     def of(cls, values: Any) -> ValueBuffers:
-        """Return the buffers of a sequence of bytes-like or StoredValue, of uint8 [N, nbytes], or of a Ragged."""
+        """Return the buffers of a sequence of bytes-like objects, of uint8 [N, nbytes], or of a Ragged."""
         owner: Any
         if isinstance(values, Ragged):
             owner, starts = values._items
@@ -468,14 +443,13 @@ class ValueBuffers:
         addresses, sizes = np.empty((2, len(owner)), np.int64)
         arrays = address_of(addresses), address_of(sizes)
         if compiled(read_objects)(items_of(owner), len(owner), id(bytes), *arrays) < len(owner):
-            owner = [v if type(v) in (bytes, StoredValue) else np.frombuffer(v, np.uint8) for v in owner]
+            owner = [v if type(v) is bytes else np.frombuffer(v, np.uint8) for v in owner]
             sizes[:], addresses[:] = list(map(len, owner)), list(map(_address, owner))
         return cls(owner, addresses, sizes)
 
     def take(self, rows: NDArray[np.intp]) -> ValueBuffers:
         """Return the values of some rows."""
-        owner = [self._owner[k] for k in rows.tolist()] if isinstance(self._owner, list) else self._owner
-        return ValueBuffers(owner, self.addresses[rows], self.sizes[rows])
+        return ValueBuffers(self._owner, self.addresses[rows], self.sizes[rows])
 
     def encode(
         self, key_lens: NDArray[np.uint8], locs: NDArray[np.int64], segment: int, end: int, limit: int
@@ -487,7 +461,7 @@ class ValueBuffers:
         first, total = self._next, len(self.sizes)
         address, size, count = int(self.addresses[first]), int(self.sizes[first]), total - first
         out = np.empty(0, np.uint8)
-        if address < 0 or (size >= _LARGE and not self._is_packed):
+        if size >= _LARGE and not self._is_packed:
             count = 1
         elif not self._is_packed:
             out = np.empty(min(self.nbytes + UNIT * count, WRITE_BYTES), np.uint8)
@@ -504,15 +478,11 @@ class ValueBuffers:
         last = self._next = first + count
         offset = footprint(end)
         nbytes = int(offset_of(locs[last - 1, 0])) + int(self.sizes[last - 1]) - offset
-        if address < 0:
-            return Chunk(1, offset, nbytes, self._owner[first], last == total)
         return Chunk(count, offset, nbytes, out if len(out) else view_of(address, nbytes, np.uint8), last == total)
 
 
 def _address(value: Any) -> int:
-    if type(value) is bytes:
-        return id(value) + CONTENTS
-    return -1 - value.crc if type(value) is StoredValue else int(value.ctypes.data)
+    return id(value) + CONTENTS if type(value) is bytes else address_of(value)
 
 
 def too_large(nbytes: int, owner: str = "a value") -> errors.ValueSizeError:
