@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import uuid
 from pathlib import Path
@@ -95,7 +96,8 @@ def test_an_allocation_lasts_until_it_is_closed_or_revoked(folder: Path, monkeyp
         echo welcome
         SLURM_JOB_ID=5 "$@" <&0 &
         echo $! > {folder}/child
-        wait""",
+        wait
+        [ ! -e {folder}/linger ] || exec sleep 600""",
     )
     monkeypatch.setenv("SLURM_JOB_ID", "")
     with Allocation(2, True, 90.5, "--partition=gpu --comment='a b'") as allocation:
@@ -106,7 +108,8 @@ def test_an_allocation_lasts_until_it_is_closed_or_revoked(folder: Path, monkeyp
     assert allocation.is_revoked() and not Path(f"/proc/{(folder / 'child').read_text().strip()}").exists()
     with Allocation(1, False, 1.0, "") as allocation:
         assert "--gpus-per-task" not in (folder / "arguments").read_text()
-        os.kill(int((folder / "child").read_text()), 15)
+        (folder / "linger").touch()  # salloc has run for 120 s after it had terminated its command
+        os.kill(int((folder / "child").read_text()), signal.SIGTERM)
         until(allocation.is_revoked)
 
 

@@ -159,7 +159,7 @@ while True:
 """
     run = start("--wait", "90", "--target", "cpu", "-c", text, environ=slurm)
     assert run.line("runs") == []
-    (holder,) = run.find("json.dumps(dict(os.environ))")
+    (holder,) = run.find("sys.stdin.read()")
     os.kill(holder, signal.SIGTERM)
     assert run.line("asked") == [] and run.end() == 128 + signal.SIGTERM
     assert "Slurm has ended the allocation" in run.errors

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import select
 import shlex
 import shutil
 import signal
@@ -39,7 +40,9 @@ _STEP_VARIABLES = (
     "SLURM_TRES_PER_TASK",
 )
 """Variables from which srun takes the GPUs of a step."""
-_HOLDER = "import json, os, sys; print(json.dumps(dict(os.environ)), flush=True); sys.stdin.read()"
+_HOLDER = """import json, os, sys
+print(json.dumps({"pid": os.getpid(), "environ": dict(os.environ)}), flush=True)
+sys.stdin.read()"""
 """The program that salloc runs in an allocation. It ends when the process that started salloc closes the pipe."""
 
 
@@ -140,10 +143,13 @@ class Allocation:
             preexec_fn=functools.partial(end_with_parent, signal.SIGTERM),
         )
         assert self._salloc.stdout is not None
+        self._holder: int | None = None  # a descriptor of the process
         try:
             # a plugin of the cluster may write lines before the JSON object
-            line = next((line for line in self._salloc.stdout if line.startswith(b"{")), b"")
-            if not line:
+            granted = json.loads(next((line for line in self._salloc.stdout if line.startswith(b"{")), b"{}"))
+            with contextlib.suppress(ProcessLookupError):
+                self._holder = os.pidfd_open(granted["pid"]) if granted else None
+            if self._holder is None:
                 raise PoolError(
                     f"Slurm has not granted {tasks} task{'s' * (tasks > 1)}{' with a GPU each' * with_gpus}, for the "
                     f"reason that salloc gives above; use fewer --agents, a longer --wait, other options in --slurm, "
@@ -153,12 +159,17 @@ class Allocation:
             self._salloc.terminate()
             self.close()
             raise
-        granted: dict[str, str] = json.loads(line)
-        os.environ.update({name: text for name, text in granted.items() if name.startswith("SLURM")})
+        os.environ.update({name: text for name, text in granted["environ"].items() if name.startswith("SLURM")})
 
     def is_revoked(self) -> bool:
-        """Return True if Slurm has ended the job."""
-        return self._salloc.poll() is not None
+        """Return True if Slurm has ended the job: salloc or its command has exited.
+
+        When Slurm revokes the allocation, salloc terminates its command, and may itself run for minutes after that.
+        """
+        holder = select.poll()
+        if self._holder is not None:
+            holder.register(self._holder, select.POLLIN)
+        return self._salloc.poll() is not None or bool(holder.poll(0))
 
     def close(self) -> None:
         """Release the allocation."""
@@ -170,6 +181,9 @@ class Allocation:
             self._salloc.kill()
             self._salloc.wait()
         self._salloc.stdout.close()
+        if self._holder is not None:
+            os.close(self._holder)
+            self._holder = None
 
     def __enter__(self) -> Allocation:
         return self
