@@ -150,6 +150,23 @@ def test_an_array_is_left_alone_after_ctrl_c(devices: Devices, make: Any, tmp_pa
     assert (out == -1).all()
 
 
+def test_ctrl_c_ends_a_wait_for_an_event_on_a_full_stream(devices: Devices, tmp_path: Path) -> None:
+    """No call of the stream completes before the interrupt, so the wait for a place in its window must end by it."""
+    device, other = devices
+    event, x, stream = other.default_stream.record(), device.zeros(1), device.stream()
+    with gate_file(tmp_path) as gate:
+        slow = device.call(wait_for_file, str(gate), stream=stream)
+        while not stream.channel.is_full:
+            x.fill(1, stream)
+        with pytest.raises(KeyboardInterrupt):
+            when_blocked(lambda: os.kill(os.getpid(), signal.SIGINT))
+            stream.wait(event)
+    slow.get(HANG_SECONDS)
+    stream.wait(event)
+    stream.synchronize(HANG_SECONDS)
+    assert x.copy_to_host().tolist() == [1]
+
+
 def test_a_reply_that_several_wait_for() -> None:
     reply, found = Reply(), []
     threads = [threading.Thread(target=lambda: found.append(reply.get("it", 30))) for _ in range(4)]

@@ -231,9 +231,12 @@ class Stream:
         else:
             to.connection.check()
             number, channel = new_id(), self.channel
+            if channel.is_full:
+                to.connection.wait_for_credit(channel)  # outside of the block, so that Ctrl-C ends the wait
             with uninterrupted():
                 origin.connection.send(Op.NOTIFY, event.handle, number, to.connection.rank)
-                to.connection.post(channel, Op.AWAIT, number, origin.connection.rank)
+                with to.connection.lock:
+                    to.connection.post_locked(channel, Op.AWAIT, number, origin.connection.rank)
 
     def close(self) -> None:
         """Close the stream after its calls. The next synchronization of the default stream raises their failures."""
