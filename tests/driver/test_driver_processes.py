@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,12 +15,13 @@ from pathlib import Path
 
 import pytest
 from tests.harness.driver import natives
+from tests.harness.driver.raw import OPEN, OPENED, REFUSED, Raw
 from tests.harness.until import HANG_SECONDS, until
 
 from lab.driver import build
 from lab.driver.serve import serve
 from warpwell.driver.server import DriverServer
-from warpwell.errors import ArgumentError
+from warpwell.errors import AgentError, ArgumentError
 
 ROOT = Path(__file__).parents[2]
 SECONDS = HANG_SECONDS
@@ -245,3 +247,34 @@ def test_a_server_without_a_folder_has_no_environment() -> None:
     parts = build.build()
     with DriverServer(1, driver=parts.fake, parts=parts) as server, pytest.raises(ArgumentError, match="folder="):
         server.environ()
+
+
+class Reserving:
+    """A reservation of a device for a server: `poll` returns the state, or raises it."""
+
+    def __init__(self, state: list[str] | AgentError) -> None:
+        self.state, self.closed = state, False
+
+    def poll(self) -> list[str]:
+        if isinstance(self.state, AgentError):
+            raise self.state
+        return self.state
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_client_is_not_refused_because_another_has_waited_too_long() -> None:
+    """The device becomes free after one of two waiting clients was refused: the other one is served."""
+    first, second = Reserving([]), Reserving(["GPU-0"])
+    claims = iter([first, second])
+    with serve(1, driver=build.build().fake, claim=lambda: next(claims)) as server:
+        lines = [Raw.connect(server.folder) for _ in range(2)]
+        with contextlib.ExitStack() as stack, open(os.devnull, "wb") as nothing:
+            for line in lines:
+                stack.enter_context(line)
+                socket.send_fds(line, [Raw.hello(OPEN)], [nothing.fileno()] * 2)
+            until(lambda: sum(client.request is not None for client in list(server._clients)) == 2)
+            first.state = AgentError("the device was not free in time")
+            answers = {int.from_bytes(line.recv(4), "little") for line in lines}
+    assert answers == {REFUSED, OPENED} and first.closed and second.closed

@@ -275,6 +275,8 @@ class DriverServer(ClientListener):
                 if not self._claims[ordinal].poll():
                     return False
             except WarpwellError as error:
+                if (failed := self._claims.pop(ordinal, None)) is not None:  # another client waits for its own time
+                    failed.close()
                 raise RefusedError(DEVICE_UNAVAILABLE, str(error)) from None
         self._serve_client(client, output, errors)
         return True
