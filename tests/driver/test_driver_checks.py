@@ -13,8 +13,7 @@ from tests.harness.driver import faults, natives
 from tests.harness.until import HANG_SECONDS
 
 from lab.driver import build
-from lab.driver.serve import serve
-from warpwell.driver.server import DriverServer
+from lab.driver.serve import Servers, serve
 
 ROOT = Path(__file__).parents[2]
 SECONDS = HANG_SECONDS
@@ -30,7 +29,7 @@ AREAS = (
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[DriverServer]:
+def server() -> Iterator[Servers]:
     """A server of two devices with little memory; operations take random times."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FAKE_SEED", "7")
@@ -38,7 +37,7 @@ def server() -> Iterator[DriverServer]:
             yield server
 
 
-def wrong(server: DriverServer, area: str, seconds: float = SECONDS) -> str:
+def wrong(server: Servers, area: str, seconds: float = SECONDS) -> str:
     """Run the checks of an area; return what they say, nothing where all are right."""
     command = [sys.executable, "-m", "tests.harness.driver.checks", area]
     done = subprocess.run(
@@ -50,14 +49,14 @@ def wrong(server: DriverServer, area: str, seconds: float = SECONDS) -> str:
 
 
 @pytest.mark.parametrize("area", AREAS)
-def test_what_cuda_promises(server: DriverServer, area: str) -> None:
+def test_what_cuda_promises(server: Servers, area: str) -> None:
     if area == "hook_checks":
         pytest.importorskip("cuda.bindings")
     failures = wrong(server, area)
     assert not failures, failures
 
 
-def test_managed_memory_is_for_programs_with_one_device(server: DriverServer) -> None:
+def test_managed_memory_is_for_programs_with_one_device(server: Servers) -> None:
     assert not (failures := wrong(server, "managed_checks")), failures
     with serve(1, driver=build.build().fake) as single:
         assert not (failures := wrong(single, "managed_checks")), failures

@@ -16,8 +16,7 @@ from tests.harness.driver.calls import IMAGE
 from tests.harness.driver.raw import ENTRY, MAGIC, NO_SLOT, OPEN, OPS, RING, STAGING_BYTES, Lost, Raw
 
 from lab.driver import build
-from lab.driver.serve import serve
-from warpwell.driver.server import DriverServer
+from lab.driver.serve import Servers, serve
 
 SECRET = bytes(range(256)) * 16
 INVALID_VALUE, OUT_OF_MEMORY, INVALID_HANDLE, NOT_FOUND = 1, 2, 400, 500
@@ -25,14 +24,14 @@ MAX_WORD = (1 << 64) - 1
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[DriverServer]:
+def server() -> Iterator[Servers]:
     """A server of one fake device."""
     with serve(1, driver=build.build().fake) as server:
         yield server
 
 
 @pytest.fixture
-def witness(server: DriverServer) -> Iterator[Raw]:
+def witness(server: Servers) -> Iterator[Raw]:
     """Another client; its memory must stay unchanged, and its worker must keep running."""
     with Raw(server.folder) as bystander:
         address = bystander.alloc(len(SECRET))
@@ -72,7 +71,7 @@ MALFORMED: dict[str, Callable[[Raw], None]] = {
 
 
 @pytest.mark.parametrize("act", MALFORMED)
-def test_a_malformed_ring_ends_the_client_alone(server: DriverServer, witness: Raw, act: str) -> None:
+def test_a_malformed_ring_ends_the_client_alone(server: Servers, witness: Raw, act: str) -> None:
     with Raw(server.folder) as raw:
         address = raw.alloc(64)
         MALFORMED[act](raw)
@@ -144,7 +143,7 @@ def answered_calls(raw: Raw) -> list[tuple[str, bytes, dict[str, int]]]:
     ]
 
 
-def test_wrong_calls_are_refused_one_by_one(server: DriverServer, witness: Raw) -> None:
+def test_wrong_calls_are_refused_one_by_one(server: Servers, witness: Raw) -> None:
     with Raw(server.folder) as raw:
         assert raw.load(IMAGE + b"\0")[0] == 0
         for op, arguments, more in wrong_calls(raw):
@@ -209,7 +208,7 @@ def random_calls(raw: Raw, own: list[int], seed: int, entries: int) -> None:
     raw.until(lambda: struct.unpack_from("=Q", raw.status)[0] == raw.head, "the worker stopped reading")
 
 
-def test_random_calls_do_not_harm_a_worker(server: DriverServer, witness: Raw) -> None:
+def test_random_calls_do_not_harm_a_worker(server: Servers, witness: Raw) -> None:
     for seed in range(20):
         with Raw(server.folder) as raw:
             random_calls(raw, prepared(raw), seed, 400)
@@ -225,7 +224,7 @@ def flip(raw: Raw, end: threading.Event, seed: int) -> None:
         raw.staging[rng.randrange(STAGING_BYTES)] = rng.randrange(256)
 
 
-def changes_while_read(server: DriverServer, seeds: range) -> None:
+def changes_while_read(server: Servers, seeds: range) -> None:
     """Post calls while another thread changes them; the worker may end, but only because of invalid entries."""
     for seed in seeds:
         with Raw(server.folder) as raw:
@@ -241,7 +240,7 @@ def changes_while_read(server: DriverServer, seeds: range) -> None:
                 thread.join()
 
 
-def test_a_client_that_writes_while_the_worker_reads_harms_itself(server: DriverServer, witness: Raw) -> None:
+def test_a_client_that_writes_while_the_worker_reads_harms_itself(server: Servers, witness: Raw) -> None:
     changes_while_read(server, range(6))
 
 
@@ -258,7 +257,7 @@ def test_sanitizers_find_nothing_in_a_worker_of_hostile_clients(
             changes_while_read(server, range(100, 130))
 
 
-def test_nobody_changes_what_the_worker_says_or_the_size_of_memory(server: DriverServer, witness: Raw) -> None:
+def test_nobody_changes_what_the_worker_says_or_the_size_of_memory(server: Servers, witness: Raw) -> None:
     with Raw(server.folder) as raw:
         status = raw.memory[1]
         for memory in raw.memory:
@@ -280,7 +279,7 @@ def test_nobody_changes_what_the_worker_says_or_the_size_of_memory(server: Drive
         assert raw.get(address, 64) == b"a" * 64
 
 
-def test_a_handshake_may_say_anything(server: DriverServer, witness: Raw) -> None:
+def test_a_handshake_may_say_anything(server: Servers, witness: Raw) -> None:
     right = Raw.hello(OPEN)
     for packet, descriptors in [
         (b"", 0),

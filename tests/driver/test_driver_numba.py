@@ -12,8 +12,7 @@ import pytest
 from tests.harness.until import HANG_SECONDS
 
 from lab.driver import build
-from lab.driver.serve import serve
-from warpwell.driver.server import DriverServer
+from lab.driver.serve import Servers, serve
 
 ROOT = Path(__file__).parents[2]
 LIST = ROOT / "tests" / "data" / "numba_cudadrv.txt"
@@ -41,7 +40,7 @@ def listed() -> dict[str, str]:
     return found
 
 
-def outcomes(server: DriverServer, output: Path) -> dict[str, str]:
+def outcomes(server: Servers, output: Path) -> dict[str, str]:
     """Run all tests in a process that is a client of the server."""
     command = [sys.executable, "-m", "tests.harness.driver.numba_tests", str(output)]
     done = subprocess.run(command, env=server.environ(), cwd=ROOT, timeout=HANG_SECONDS, capture_output=True, text=True)

@@ -20,8 +20,7 @@ from tests.harness.driver.raw import Raw
 from tests.harness.until import HANG_SECONDS, until
 
 from lab.driver import build
-from lab.driver.serve import serve
-from warpwell.driver.server import DriverServer
+from lab.driver.serve import Servers, serve
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -70,14 +69,14 @@ RIGHT = {
 """Expected output of the acts."""
 
 
-def worker_of(server: DriverServer, ordinal: int) -> int:
+def worker_of(server: Servers, ordinal: int) -> int:
     """Return the process of a device's worker."""
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in server.workers}
     (found,) = [pid for pid, line in commands.items() if f"--ordinal\0{ordinal}\0".encode() in line]
     return found
 
 
-def output_of(server: DriverServer, act: str, seconds: float = HANG_SECONDS) -> list[str]:
+def output_of(server: Servers, act: str, seconds: float = HANG_SECONDS) -> list[str]:
     """Return what an act says; the worker of device 0 is killed where it waits for that."""
     command = [sys.executable, "-m", "tests.harness.driver.peer_acts", act]
     with subprocess.Popen(
@@ -95,7 +94,7 @@ def output_of(server: DriverServer, act: str, seconds: float = HANG_SECONDS) -> 
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[DriverServer]:
+def server() -> Iterator[Servers]:
     """A server of two devices with little memory; operations take random times."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FAKE_SEED", "7")
@@ -104,7 +103,7 @@ def server() -> Iterator[DriverServer]:
 
 
 @pytest.mark.parametrize("act", RIGHT)
-def test_devices_use_each_others_memory_and_events(server: DriverServer, act: str) -> None:
+def test_devices_use_each_others_memory_and_events(server: Servers, act: str) -> None:
     assert output_of(server, act) == RIGHT[act]
     assert until(lambda: not server.workers)
 
@@ -180,7 +179,7 @@ def ended(line: socket.socket) -> bool:
     return True
 
 
-def test_what_is_no_link_is_refused(server: DriverServer) -> None:
+def test_what_is_no_link_is_refused(server: Servers) -> None:
     with Linked(server.folder) as raw:
         assert raw.send_descriptor(None) == INVALID_VALUE
         stream, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -202,7 +201,7 @@ def test_what_is_no_link_is_refused(server: DriverServer) -> None:
             assert raw.send_descriptor(raw.line.fileno()) == NOT_READY
 
 
-def test_memory_that_is_not_lent_by_a_worker_is_refused(server: DriverServer) -> None:
+def test_memory_that_is_not_lent_by_a_worker_is_refused(server: Servers) -> None:
     pin, borrowed = 0x200000000000, 0x200000100000
     with Linked(server.folder) as raw, Raw(server.folder, 1) as second:
         assert raw.call("LEND", struct.pack("=Q", pin))[0] == INVALID_VALUE
@@ -233,7 +232,7 @@ def test_memory_that_is_not_lent_by_a_worker_is_refused(server: DriverServer) ->
             os.close(descriptor)
 
 
-def test_borrowed_memory_leaves_a_worker_the_bound_of_its_own(server: DriverServer) -> None:
+def test_borrowed_memory_leaves_a_worker_the_bound_of_its_own(server: Servers) -> None:
     """The memory is half of the host's, of which no page exists."""
     pin, nbytes = 0x200000000000, os.sysconf("SC_PHYS_PAGES") // 2 * os.sysconf("SC_PAGE_SIZE")
     lent = os.memfd_create("lent", os.MFD_ALLOW_SEALING)
@@ -249,7 +248,7 @@ def test_borrowed_memory_leaves_a_worker_the_bound_of_its_own(server: DriverServ
     os.close(lent)
 
 
-def test_what_comes_over_a_link_is_checked(server: DriverServer) -> None:
+def test_what_comes_over_a_link_is_checked(server: Servers) -> None:
     with Linked(server.folder) as raw:
         own = raw.alloc(4096)
         raw.put(own, b"x" * 4096)
@@ -283,7 +282,7 @@ def test_what_comes_over_a_link_is_checked(server: DriverServer) -> None:
 
 
 @pytest.mark.parametrize("packet", [b"", b"x", bytes(32), MESSAGE.pack(6, 0, 0, 0, 0), MESSAGE.pack(1, 0, 0, 0, 0) * 2])
-def test_a_malformed_message_ends_the_link_alone(server: DriverServer, packet: bytes) -> None:
+def test_a_malformed_message_ends_the_link_alone(server: Servers, packet: bytes) -> None:
     with Linked(server.folder) as raw:
         line = raw.link()
         raw.post("AWAIT", struct.pack("=IIQ", 0, 1, 5), stream=1)
@@ -297,7 +296,7 @@ def test_a_malformed_message_ends_the_link_alone(server: DriverServer, packet: b
             assert until(lambda: raw.send_descriptor(peer.fileno()) == 0)
 
 
-def test_a_client_that_hears_nothing_of_its_link_waits_alone(server: DriverServer) -> None:
+def test_a_client_that_hears_nothing_of_its_link_waits_alone(server: Servers) -> None:
     """Requests that are never answered, and signals without a reader or a waiter."""
     with Linked(server.folder) as raw, Raw(server.folder) as witness:
         line = raw.link()

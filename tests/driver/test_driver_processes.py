@@ -19,23 +19,23 @@ from tests.harness.driver.raw import OPEN, OPENED, REFUSED, Raw
 from tests.harness.until import HANG_SECONDS, until
 
 from lab.driver import build
-from lab.driver.serve import serve
+from lab.driver.serve import Servers, serve
 from warpwell.driver.server import DriverServer
-from warpwell.errors import AgentError, ArgumentError
+from warpwell.errors import AgentError
 
 ROOT = Path(__file__).parents[2]
 SECONDS = HANG_SECONDS
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[DriverServer]:
+def served() -> Iterator[Servers]:
     """A server of two fake devices for all tests of this file."""
     with serve(2, driver=build.build().fake) as server:
         yield server
 
 
 @pytest.fixture
-def server(served: DriverServer) -> DriverServer:
+def server(served: Servers) -> Servers:
     """The server, when it has no worker of an earlier test."""
     until(lambda: not served.workers)
     return served
@@ -49,7 +49,7 @@ def start() -> Iterator[Start]:
     """Start programs of tests.harness.driver.acts as clients of a server; they end with the test."""
     with contextlib.ExitStack() as stack:
 
-        def begin(server: DriverServer, *arguments: str) -> subprocess.Popen[str]:
+        def begin(server: Servers, *arguments: str) -> subprocess.Popen[str]:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.harness.driver.acts", *arguments],
                 env={**server.environ(), "PYTHONUNBUFFERED": ""},  # it would also end the buffering of C code
@@ -78,7 +78,7 @@ def expect_line(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdout.readline() == f"{line}\n"
 
 
-def are_workers_gone(server: DriverServer, but: int = 0, seconds: float = HANG_SECONDS) -> bool:
+def are_workers_gone(server: Servers, but: int = 0, seconds: float = HANG_SECONDS) -> bool:
     """Return whether all but `but` workers have exited in time."""
     end = time.monotonic() + seconds
     while len(server.workers) > but:
@@ -88,18 +88,18 @@ def are_workers_gone(server: DriverServer, but: int = 0, seconds: float = HANG_S
     return True
 
 
-def test_a_child_forked_before_the_driver_starts_connects_itself(server: DriverServer, start: Start) -> None:
+def test_a_child_forked_before_the_driver_starts_connects_itself(server: Servers, start: Start) -> None:
     assert output_of(start(server, "fork_before")) == ["child 1", "parent True True"]
     assert are_workers_gone(server)
 
 
-def test_a_child_forked_after_it_may_call_nothing_and_hurts_nobody(server: DriverServer, start: Start) -> None:
+def test_a_child_forked_after_it_may_call_nothing_and_hurts_nobody(server: Servers, start: Start) -> None:
     output = output_of(start(server, "fork_after"))
     assert output == ["child 1", "executes 1", "parent True True True", "pinned b'abc'"]
     assert are_workers_gone(server)
 
 
-def test_forks_among_threads_hang_nobody(server: DriverServer, start: Start) -> None:
+def test_forks_among_threads_hang_nobody(server: Servers, start: Start) -> None:
     assert output_of(start(server, "fork_among_threads")) == ["children {1} wrong [] parent True"]
 
 
@@ -124,7 +124,7 @@ def test_a_program_asks_all_devices_before_the_first_answers(tmp_path: Path) -> 
     text += " cuda.cuDeviceGetCount(ctypes.byref(n)), n.value)"
     parts = dataclasses.replace(parts, worker=waiting_worker)
     with serve(1, driver=parts.fake, parts=parts) as server:
-        with DriverServer(1, driver=parts.fake, parts=parts, folder=server.folder, first=1):
+        with contextlib.closing(DriverServer("0", 1, parts, driver=parts.fake, folder=server.folder)):
             command = [sys.executable, "-c", text]
             out = subprocess.run(
                 command, env=server.environ(), stdout=subprocess.PIPE, text=True, timeout=HANG_SECONDS
@@ -132,19 +132,19 @@ def test_a_program_asks_all_devices_before_the_first_answers(tmp_path: Path) -> 
     assert out == "0 0 2\n"
 
 
-def test_a_program_without_addresses_gets_an_error_and_can_go_on(server: DriverServer, start: Start) -> None:
+def test_a_program_without_addresses_gets_an_error_and_can_go_on(server: Servers, start: Start) -> None:
     assert output_of(start(server, "little_space")) == ["codes 2 2 then True"]
     assert are_workers_gone(server)
 
 
-def test_a_program_that_executes_another_leaves_no_worker(server: DriverServer, start: Start) -> None:
+def test_a_program_that_executes_another_leaves_no_worker(server: Servers, start: Start) -> None:
     process = start(server, "executes")
     assert output_of(process) == []
     assert process.returncode == 1  # `plain` exits with 1 if it works
     assert are_workers_gone(server)
 
 
-def test_the_end_of_a_worker_ends_all_waits_and_a_reset_brings_another(server: DriverServer, start: Start) -> None:
+def test_the_end_of_a_worker_ends_all_waits_and_a_reset_brings_another(server: Servers, start: Start) -> None:
     process = start(server, "waits_for_killed_worker")
     expect_line(process, "waiting")
     workers = [
@@ -172,7 +172,7 @@ def test_nobody_outlives_a_client_or_a_server(how: str, start: Start) -> None:
             assert process.returncode == 1
 
 
-def test_late_calls_of_exit_handlers_return(server: DriverServer, start: Start) -> None:
+def test_late_calls_of_exit_handlers_return(server: Servers, start: Start) -> None:
     process = start(server, "leaves")
     assert output_of(process) == ["late [0, 0, 0] True"]
     assert process.returncode == 0
@@ -181,7 +181,7 @@ def test_late_calls_of_exit_handlers_return(server: DriverServer, start: Start) 
 
 @pytest.mark.parametrize(("kernel", "code"), [("fault", 700), ("fail", 710)])
 def test_a_fault_on_the_device_ends_one_context_until_a_reset(
-    server: DriverServer, start: Start, kernel: str, code: int
+    server: Servers, start: Start, kernel: str, code: int
 ) -> None:
     output = output_of(start(server, "faults", kernel))
     if kernel == "fail":
@@ -198,7 +198,7 @@ def test_a_stream_that_never_becomes_ready_leaves_others_alone(limits: str, star
     assert output == ["independent [True, True, True] still stuck True", "held back True"]
 
 
-def test_a_full_ring_holds_calls_back_and_loses_none(server: DriverServer, start: Start) -> None:
+def test_a_full_ring_holds_calls_back_and_loses_none(server: Servers, start: Start) -> None:
     process = start(server, "backlog")
     assert process.stdin is not None
     expect_line(process, "stop")
@@ -217,7 +217,7 @@ def test_a_full_ring_holds_calls_back_and_loses_none(server: DriverServer, start
     expect_line(process, "right True")
 
 
-def test_a_ctrl_c_reaches_the_program_and_not_its_worker(server: DriverServer, start: Start) -> None:
+def test_a_ctrl_c_reaches_the_program_and_not_its_worker(server: Servers, start: Start) -> None:
     process = start(server, "interrupted")
     expect_line(process, "waiting")
     time.sleep(0.1)
@@ -226,27 +226,21 @@ def test_a_ctrl_c_reaches_the_program_and_not_its_worker(server: DriverServer, s
     assert output_of(process) == ["interrupted 0 True"]
 
 
-def test_prints_of_program_and_device_are_in_order(server: DriverServer, start: Start) -> None:
+def test_prints_of_program_and_device_are_in_order(server: Servers, start: Start) -> None:
     expected = [f"{writer} {value}" for value in range(3) for writer in ("before", "fake print", "host")]
     assert output_of(start(server, "prints")) == expected
 
 
-def test_threads_give_their_streams_back(server: DriverServer, start: Start) -> None:
+def test_threads_give_their_streams_back(server: Servers, start: Start) -> None:
     assert output_of(start(server, "threads_end")) == ["right True []"]
 
 
-def test_contexts_are_switched_without_a_limit(server: DriverServer, start: Start) -> None:
+def test_contexts_are_switched_without_a_limit(server: Servers, start: Start) -> None:
     assert output_of(start(server, "switches")) == ["right True True []"]
 
 
-def test_handles_that_are_none_are_refused(server: DriverServer, start: Start) -> None:
+def test_handles_that_are_none_are_refused(server: Servers, start: Start) -> None:
     assert output_of(start(server, "handles")) == ["codes True [400] True"]
-
-
-def test_a_server_without_a_folder_has_no_environment() -> None:
-    parts = build.build()
-    with DriverServer(1, driver=parts.fake, parts=parts) as server, pytest.raises(ArgumentError, match="folder="):
-        server.environ()
 
 
 class Reserving:
@@ -274,7 +268,7 @@ def test_a_client_is_not_refused_because_another_has_waited_too_long() -> None:
             for line in lines:
                 stack.enter_context(line)
                 socket.send_fds(line, [Raw.hello(OPEN)], [nothing.fileno()] * 2)
-            until(lambda: sum(client.request is not None for client in list(server._clients)) == 2)
+            until(lambda: sum(client.request is not None for client in list(server.servers[0]._clients)) == 2)
             first.state = AgentError("the device was not free in time")
             answers = {int.from_bytes(line.recv(4), "little") for line in lines}
     assert answers == {REFUSED, OPENED} and first.closed and second.closed

@@ -15,16 +15,15 @@ from tests.harness.driver.programs import LAYER
 from tests.harness.until import HANG_SECONDS
 
 from lab.driver import build
-from lab.driver.serve import serve
+from lab.driver.serve import Servers, serve
 from warpwell.driver import generate
 from warpwell.driver.build import FLAGS, compiler
-from warpwell.driver.server import DriverServer
 
 SECONDS = HANG_SECONDS
 ROOT = Path(__file__).parents[2]
 
 
-def programs(server: DriverServer, *arguments: str, seconds: float = SECONDS) -> str:
+def programs(server: Servers, *arguments: str, seconds: float = SECONDS) -> str:
     """Run random programs in a process of their own; return what it says."""
     command = [sys.executable, "-m", "tests.harness.driver.programs", "--devices", "2", *arguments]
     out = subprocess.PIPE
@@ -34,7 +33,7 @@ def programs(server: DriverServer, *arguments: str, seconds: float = SECONDS) ->
     return done.stdout
 
 
-def are_right(server: DriverServer, seeds: range, *arguments: str) -> None:
+def are_right(server: Servers, seeds: range, *arguments: str) -> None:
     """Run the random programs of some seeds."""
     output = programs(server, "--seeds", f"{seeds.start}:{seeds.stop}", *arguments)
     assert output == f"{len(seeds)} programs are right\n"

@@ -18,9 +18,8 @@ from tests.harness.driver.raw import DONE, FACTS, HELLO, OPEN, REFUSED, Lost, Ra
 from tests.harness.until import HANG_SECONDS, until
 
 from lab.driver import build
-from lab.driver.serve import serve
+from lab.driver.serve import Servers, serve
 from warpwell.driver.environment import client_environ, without_layer
-from warpwell.driver.server import DriverServer
 
 NOT_READY, OUT_OF_MEMORY, INVALID_VALUE, INVALID_HANDLE, ILLEGAL_ADDRESS = 600, 2, 1, 400, 700
 LEGACY, BLOCKING, FREE, SECOND_BLOCKING = 1, 20, 21, 22
@@ -62,7 +61,7 @@ class Client(Raw):
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriverServer]:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
     monkeypatch.setenv("FAKE_BLOCKED", str(tmp_path / "blocked"))
     with serve(1, driver=build.build().fake, quota=64 * MIB) as server:
         yield server
@@ -72,7 +71,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriverSe
 
 
 @pytest.fixture
-def client(server: DriverServer) -> Iterator[Client]:
+def client(server: Servers) -> Iterator[Client]:
     with Client(server.folder) as client:
         yield client
         assert client.deferred == (0, 0)
@@ -191,7 +190,7 @@ def test_a_kernel_may_read_before_the_first_array(client: Client) -> None:
     assert client.call("CTX_SYNC") == (0, b"")
 
 
-def mapped_by(server: DriverServer, client: Raw) -> Callable[[], int]:
+def mapped_by(server: Servers, client: Raw) -> Callable[[], int]:
     """Return a function for the MiB of memory that the client's worker has mapped since now."""
 
     def total() -> int:
@@ -263,7 +262,7 @@ def test_a_graph_that_was_never_made_is_dropped_without_a_word(client: Client) -
     assert client.call("CTX_SYNC") == (0, b"")
 
 
-def test_wrong_calls_are_told_once_and_harm_nothing(server: DriverServer) -> None:
+def test_wrong_calls_are_told_once_and_harm_nothing(server: Servers) -> None:
     with Client(server.folder) as client:
         wrong = {
             "COPY": [
@@ -287,7 +286,7 @@ def test_wrong_calls_are_told_once_and_harm_nothing(server: DriverServer) -> Non
         assert set(client.items()) == {0}
 
 
-def test_a_fault_of_one_client_is_its_own(server: DriverServer) -> None:
+def test_a_fault_of_one_client_is_its_own(server: Servers) -> None:
     with Client(server.folder) as bystander, Client(server.folder) as client:
         client.launch("fault", b"", FREE)
         with pytest.raises(Lost):
@@ -303,14 +302,14 @@ def test_a_fault_of_one_client_is_its_own(server: DriverServer) -> None:
     until(lambda: not server.workers)
 
 
-def connect(server: DriverServer) -> socket.socket:
+def connect(server: Servers) -> socket.socket:
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     line.settimeout(HANG_SECONDS)
     line.connect(str(server.folder / "device-0"))
     return line
 
 
-def test_a_server_outlives_what_clients_say(server: DriverServer) -> None:
+def test_a_server_outlives_what_clients_say(server: Servers) -> None:
     hello, descriptors = Raw.hello(HELLO), len(os.listdir("/proc/self/fd"))
     for packet in (b"x", b"", hello[:-1], hello + b"x", Raw.hello(OPEN), Raw.hello(9), b"\xff" * 24):
         with connect(server) as line:
@@ -366,7 +365,7 @@ def test_a_spare_that_could_not_start_refuses_nobody_later(tmp_path: Path) -> No
         with Raw(server.folder) as first:
             driver.unlink()  # the next spare worker finds no driver
             # It has sent the refusal.
-            until(lambda: server._spares and select.select([server._spares[0].control], [], [], 0)[0])
+            until(lambda: (spare := server.servers[0]._spare) and select.select([spare.control], [], [], 0)[0])
             driver.symlink_to(fake)
             with Raw(server.folder) as second:
                 assert [client.call("CTX_SYNC") for client in (first, second)] == [(0, b"")] * 2

@@ -21,9 +21,9 @@ from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from lab.driver import build
-from lab.driver.serve import serve
+from lab.driver.serve import Servers, serve
 from warpwell.cli.main import main
-from warpwell.driver import Board, DriverServer
+from warpwell.driver import Board
 from warpwell.errors import ArgumentError
 from warpwell.programs import end_programs, program_status
 
@@ -36,7 +36,7 @@ DEVICES = ("gpu-" + "fa" * 15 + "00", "gpu-" + "fa" * 15 + "01")
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriverServer]:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
     monkeypatch.setenv("WARPWELL_TURNS", str(tmp_path))
     with serve(2, driver=build.build().fake) as made:
         yield made
@@ -54,7 +54,7 @@ def manual(monkeypatch: pytest.MonkeyPatch) -> None:
 class Program(Conversation):
     """A process of `tests.harness.driver.gated`, or of random programs."""
 
-    def __init__(self, server: DriverServer, share: str, *arguments: str, module: str = "gated") -> None:
+    def __init__(self, server: Servers, share: str, *arguments: str, module: str = "gated") -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", f"tests.harness.driver.{module}", *arguments],
             env={**server.environ(), "WARPWELL_SHARE": share},
@@ -74,7 +74,7 @@ class Program(Conversation):
 
 
 @pytest.fixture
-def start(server: DriverServer) -> Iterator[Start]:
+def start(server: Servers) -> Iterator[Start]:
     made = Start(server)
     yield made
     for program in made.started:
@@ -84,7 +84,7 @@ def start(server: DriverServer) -> Iterator[Start]:
 class Start:
     """Starts programs that end with the test."""
 
-    def __init__(self, server: DriverServer) -> None:
+    def __init__(self, server: Servers) -> None:
         self.server, self.started = server, []
 
     def __call__(self, share: str, kind: str, microseconds: int = 100) -> Program:
@@ -377,7 +377,7 @@ def test_a_program_whose_slot_was_taken_waits_for_nothing(start: Start, manual: 
         assert float(program.line()) < HANG_SECONDS
 
 
-def test_a_program_without_share_has_no_slot(server: DriverServer, start: Start) -> None:
+def test_a_program_without_share_has_no_slot(server: Servers, start: Start) -> None:
     program = start("", "each")
     program.post()
     program.line()
@@ -385,7 +385,7 @@ def test_a_program_without_share_has_no_slot(server: DriverServer, start: Start)
 
 
 @pytest.mark.parametrize("share", ["0:one", ""])
-def test_the_library_of_a_program_shows_whether_it_orders_calls(server: DriverServer, share: str) -> None:
+def test_the_library_of_a_program_shows_whether_it_orders_calls(server: Servers, share: str) -> None:
     text = "from warpwell.libcuda import device_name, orders_calls; print(device_name(None), orders_calls())"
     environ = {**server.environ(), "WARPWELL_SHARE": share}
     assert (
@@ -467,7 +467,7 @@ def test_a_killed_program_frees_its_slot_and_its_place(start: Start) -> None:
 
 @pytest.mark.timing
 @pytest.mark.parametrize("fate", ["killed", "stopped", "spinning"])
-def test_a_program_that_fails_delays_others_by_a_bounded_time(server: DriverServer, start: Start, fate: str) -> None:
+def test_a_program_that_fails_delays_others_by_a_bounded_time(server: Servers, start: Start, fate: str) -> None:
     first = start("0:first", "loop", 30_000_000 if fate == "spinning" else 500)
     second = start("0:second", "each", 100)
     until(lambda: any(row["tenant"] == "first" and row["state"] == "running" for row in program_status()))

@@ -1,9 +1,9 @@
-"""`DriverServer`: serves devices of this machine by starting a worker for each client and device.
+"""`DriverServer`: serves a device of this machine by starting a worker for each client.
 
 A worker first starts the driver and sends the device's facts; it creates a context when it gets a client. So the worker
-that sent the facts serves the first client. After that, one *spare* worker for each device waits for the next client,
-without device memory. Workers exit when their client exits, or when the server's process exits for any reason: they
-detect this by a pipe whose other end only the server has.
+that sent the facts serves the first client. After that, one *spare* worker waits for the next client, without device
+memory. Workers exit when their client exits, or when the server's process exits for any reason: they detect this by a
+pipe whose other end only the server has.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .._os import socket_peer
-from ..errors import ArgumentError, WarpwellError
+from ..errors import WarpwellError
 from . import build
 from .board import Board, device_file
 from .clients import (
@@ -37,11 +37,11 @@ from .clients import (
     RefusedError,
     Served,
 )
-from .environment import client_environ, make_library_folder, worker_environ
+from .environment import worker_environ
 
 _END_SECONDS = 5.0
 _SPARE_SECONDS = 1.0
-"""Delay between serving a client and starting the next spare of its device, so that the client starts undisturbed."""
+"""Delay between serving a client and starting the next spare, so that the client starts undisturbed."""
 _HAND_OVER = 8  # packet types in driver_calls.txt
 _HAND_OVER_PACKET = struct.Struct("=IIIi96s")
 _UUID = slice(680, 696)
@@ -54,10 +54,9 @@ __all__ = ["MAX_CLIENTS", "DriverServer"]
 
 @dataclass(frozen=True)
 class _Program:
-    """A program that a worker serves: its process, the device's number for it, and a struct ww_counts (worker.h)."""
+    """A program that a worker serves: its process, and a struct ww_counts (worker.h)."""
 
     pid: int
-    ordinal: int
     counts: mmap.mmap
     control: socket.socket
     board: Board | None = None
@@ -78,86 +77,61 @@ class _Spare:
 
 
 class DriverServer(ClientListener):
-    """Serves devices of this machine to unmodified programs.
+    """Serves a device of this machine to unmodified programs.
 
     Parameters
     ----------
-    devices : int or sequence of str
-        Number of devices of the driver, or the ordinals of some devices. Clients see them in this order.
+    device : str
+        The driver's ordinal of the device.
+    ordinal : int
+        The clients' ordinal of the device: servers of several processes share a folder.
+    parts : Built
+        Layer and worker; see `build.parts`.
     driver : path, optional
         The driver's library; by default, ``libcuda.so.1`` of the machine.
     folder : path, optional
-        An existing folder for the sockets and the layer's names. Without a folder there are no sockets, and clients
-        connect only by `connect`.
-    first : int
-        The clients' ordinal of the first device: servers of several processes share a folder.
+        An existing folder for the socket. Without a folder there is no socket, and clients connect only by `connect`.
     quota : int, optional
-        Bytes of device memory of each client on each device.
-    environ : mapping, optional
-        Source of the workers' environment; by default, the environment of this process.
-    parts : Built, optional
-        Layer and worker; by default, the result of `build.parts`.
+        Bytes of device memory of each client.
     claim : callable, optional
         Returns a reservation of the device, from the first context until the last worker has exited: its ``poll``
         returns whether the device is reserved, or raises a `WarpwellError`, and ``close`` releases it.
 
     Raises
     ------
-    DriverBuildError
-        The native parts cannot be built.
     ArgumentError
         The folder's path is too long for sockets.
-
-    Examples
-    --------
-    >>> with DriverServer(2, folder=folder) as server:  # doctest: +SKIP
-    ...     subprocess.run([sys.executable, "program.py"], env=server.environ())
     """
 
     def __init__(
         self,
-        devices: int | Sequence[str] = 1,
+        device: str,
+        ordinal: int,
+        parts: build.Built,
         *,
         driver: str | Path | None = None,
         folder: str | Path | None = None,
-        first: int = 0,
         quota: int | None = None,
-        environ: Mapping[str, str] | None = None,
-        parts: build.Built | None = None,
         claim: Callable[[], Any] | None = None,
     ) -> None:
-        parts = parts or build.parts()
-        names = [str(i) for i in range(devices)] if isinstance(devices, int) else list(devices)
         super().__init__()
-        self._served = [Served(name, first + i) for i, name in enumerate(names)]
-        self._worker, self._layer = parts.worker, parts.layer
-        self._driver = str(driver or "libcuda.so.1")
-        self._quota = quota
-        self._environ = worker_environ(os.environ if environ is None else environ)
+        self._served = Served(device, ordinal)
+        self._line = [str(parts.worker), "--driver", str(driver or "libcuda.so.1"), "--device", device]
+        self._line += ["--ordinal", str(ordinal), *(["--quota", str(quota)] if quota else [])]
+        self._environ = worker_environ(os.environ)
         self._workers: dict[subprocess.Popen[bytes], _Program] = {}
-        self._spares: dict[int, _Spare] = {}
-        self._opened: dict[int, float] = {}
+        self._spare: _Spare | None = None
+        self._opened = math.inf
         self._claim = claim
-        self._claims: dict[int, Any] = {}
-        self._life: tuple[int, int] | None = None
-        self.folder, self._listens = Path(folder or ""), folder is not None
+        self._reservation: Any = None
+        self._life: tuple[int, ...] = os.pipe()
         try:
-            self._begin()
+            if folder is not None:
+                self.listen(Path(folder), self._served)
+            self.start()
         except BaseException:
             self.close()
             raise
-
-    def environ(self) -> dict[str, str]:
-        """Return the environment of a client, made from this process's.
-
-        Raises
-        ------
-        ArgumentError
-            The server has no folder, so a program cannot find the sockets.
-        """
-        if not self._listens:
-            raise ArgumentError("environ() needs a server with a folder: pass folder= to DriverServer", name="folder")
-        return client_environ(self.folder, os.environ)
 
     @property
     def workers(self) -> list[int]:
@@ -183,7 +157,7 @@ class DriverServer(ClientListener):
                         "pid": pid,
                         "command": "" if pid is None else _command(pid),
                         "worker": worker.pid,
-                        "device": program.ordinal,
+                        "device": self._served.ordinal,
                         "bytes": used,
                         "calls": calls,
                         "seconds": time.monotonic() - program.since,
@@ -191,54 +165,39 @@ class DriverServer(ClientListener):
                 )
         return found
 
-    def connect(self, ordinal: int) -> socket.socket:
-        """Return a connection of a client in this process to a device, as if it had connected to its socket."""
-        return self.adopt(next(served for served in self._served if served.ordinal == ordinal))
+    def connect(self) -> socket.socket:
+        """Return a connection of a client in this process, as if it had connected to the socket."""
+        return self.adopt(self._served)
 
     @property
     def serving(self) -> int:
         return len(self._workers)
 
     def close(self) -> None:
-        """End all workers, and remove the sockets. Clients lose their devices."""
+        """End all workers, and remove the socket. Clients lose the device."""
         super().close()
-        for descriptor in self._life or ():
+        for descriptor in self._life:
             os.close(descriptor)
-        self._life = None
+        self._life = ()
         self._await_workers()
-        self._release_claims()
-
-    def __enter__(self) -> DriverServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # -- start and end -----------------------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        self._life = os.pipe()
-        if self._listens and not (self.folder / "lib").exists():
-            with contextlib.suppress(FileExistsError):  # another server of this folder was faster
-                make_library_folder(self.folder, self._layer)
-        for served in self._served if self._listens else ():
-            self.listen(self.folder, served)
-        self.start()
+        self._end_reservation()
 
     def _await_workers(self) -> None:
         until = time.monotonic() + _END_SECONDS
+        ended = list(self._workers)
         for program in self._workers.values():
             program.close()
-        for spare in self._spares.values():
-            spare.control.close()
-        for worker in [*self._workers, *(spare.process for spare in self._spares.values())]:
+        if self._spare is not None:
+            self._spare.control.close()
+            ended.append(self._spare.process)
+        for worker in ended:
             try:
                 worker.wait(max(0.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
                 worker.kill()
                 worker.wait()
         self._workers.clear()
-        self._spares.clear()
+        self._spare = None
 
     # -- the thread --------------------------------------------------------------------------------------------
 
@@ -248,48 +207,40 @@ class DriverServer(ClientListener):
         for board in {program.board for program in self._workers.values()}:
             if board is not None:
                 board.ensure_arbiter()
-        self._release_claims()
-        latest = time.monotonic() - _SPARE_SECONDS
-        for served in self._served:
-            if served.ordinal not in self._spares and self._opened.get(served.ordinal, math.inf) < latest:
-                with contextlib.suppress(OSError):  # out of processes or descriptors: try again later
-                    self._spares[served.ordinal] = self._start(served)
+        if not self._workers and not any(client.request is not None for client in self._clients):
+            self._end_reservation()
+        if self._spare is None and self._opened < time.monotonic() - _SPARE_SECONDS:
+            with contextlib.suppress(OSError):  # out of processes or descriptors: try again later
+                self._spare = self._start()
 
     def facts(self, client: Client) -> bytes | None:
-        served = client.served
-        if served.facts is None:
-            spare = self._start(served)
+        if self._served.facts is None:
+            spare = self._start()
             facts = _receive_facts(spare)
             if isinstance(facts, str):
                 _end(spare)
                 raise RefusedError(DEVICE_UNAVAILABLE, facts)
-            served.facts, self._spares[served.ordinal] = facts, spare
-        return served.facts
+            self._served.facts, self._spare = facts, spare
+        return self._served.facts
 
     def open(self, client: Client, output: int, errors: int) -> bool:
         if self._claim is not None:
-            ordinal = client.served.ordinal
             try:
-                if ordinal not in self._claims:
-                    self._claims[ordinal] = self._claim()
-                if not self._claims[ordinal].poll():
+                self._reservation = self._reservation or self._claim()
+                if not self._reservation.poll():
                     return False
             except WarpwellError as error:
-                if (failed := self._claims.pop(ordinal, None)) is not None:  # another client waits for its own time
-                    failed.close()
+                self._end_reservation()  # the next client waits for its own time
                 raise RefusedError(DEVICE_UNAVAILABLE, str(error)) from None
         self._serve_client(client, output, errors)
         return True
 
-    def _release_claims(self) -> None:
-        """Release devices without clients."""
-        used = {program.ordinal for program in self._workers.values()}
-        used |= {client.served.ordinal for client in self._clients if client.request is not None}
-        for ordinal in set(self._claims) - used:
-            self._claims.pop(ordinal).close()
+    def _end_reservation(self) -> None:
+        if self._reservation is not None:
+            self._reservation.close()
+            self._reservation = None
 
     def _serve_client(self, client: Client, output: int, errors: int) -> None:
-        ordinal = client.served.ordinal
         counts = os.memfd_create("warpwell-counts", os.MFD_CLOEXEC)
         try:
             os.ftruncate(counts, mmap.PAGESIZE)
@@ -302,36 +253,31 @@ class DriverServer(ClientListener):
                 _HAND_OVER, client.pidfd is not None, board is not None, pid, client.share if board else b""
             )
             shown = mmap.mmap(counts, 0)  # may fail, so before the worker gets the client
-            spare = self._hand_over(client.served, packet, handed)
-            self._workers[spare.process] = _Program(pid, ordinal, shown, spare.control, board)
+            spare = self._hand_over(packet, handed)
+            self._workers[spare.process] = _Program(pid, shown, spare.control, board)
         finally:
             os.close(counts)
-        self._opened[ordinal] = time.monotonic()
+        self._opened = time.monotonic()
 
-    @staticmethod
-    def _board(client: Client) -> Board | None:
-        """Return the board of a client's device if the client shares it with other programs."""
-        if not client.share or client.served.facts is None:
+    def _board(self, client: Client) -> Board | None:
+        """Return the board of the device if a client shares it with other programs."""
+        if not client.share or self._served.facts is None:
             return None
         try:
-            board = Board.of(device_file(client.served.facts[_UUID]))
+            board = Board.of(device_file(self._served.facts[_UUID]))
             board.ensure_arbiter()
         except (WarpwellError, OSError) as error:
             raise RefusedError(DEVICE_UNAVAILABLE, f"the device cannot be shared: {error}") from None
         return board
 
-    def _start(self, served: Served) -> _Spare:
+    def _start(self) -> _Spare:
         """Start a worker without a client."""
-        assert self._life is not None
-        line = [str(self._worker), "--driver", self._driver, "--device", served.device]
-        line += ["--ordinal", str(served.ordinal), *(["--quota", str(self._quota)] if self._quota else [])]
         control, worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with worker_end:
             ends = {"--control": worker_end.fileno(), "--life": self._life[0]}
-            line += [str(word) for pair in ends.items() for word in pair]
             try:
                 process = subprocess.Popen(
-                    line,
+                    [*self._line, *(str(word) for pair in ends.items() for word in pair)],
                     env=self._environ,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -345,15 +291,16 @@ class DriverServer(ClientListener):
         control.settimeout(FACTS_SECONDS)
         return _Spare(process, control)
 
-    def _hand_over(self, served: Served, packet: bytes, descriptors: list[int]) -> _Spare:
+    def _hand_over(self, packet: bytes, descriptors: list[int]) -> _Spare:
         """Send a client to the spare, or to a new worker if the spare has exited or failed to start."""
-        if spare := self._spares.pop(served.ordinal, None):
+        spare, self._spare = self._spare, None
+        if spare is not None:
             with contextlib.suppress(OSError):
                 if not _has_failed(spare):
                     socket.send_fds(spare.control, [packet], descriptors)
                     return spare
             _end(spare)
-        spare = self._start(served)
+        spare = self._start()
         try:
             socket.send_fds(spare.control, [packet], descriptors)
         except OSError:

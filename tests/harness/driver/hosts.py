@@ -73,11 +73,11 @@ class Hosts:
         self.near.begin(self.transports[0])
         self.receive(self.transports[0], self.near)
         for k in range(away, devices):
-            self.servers[k] = DriverServer([str(k)], driver=parts.fake, folder=self.folder, first=k, parts=parts)
+            self.servers[k] = DriverServer(str(k), k, parts, driver=parts.fake, folder=self.folder)
 
     def serve(self, k: int) -> tuple[DriverServer, Path]:
         """Start the server of an agent."""
-        made = DriverServer([str(k)], driver=self.parts.fake, first=k, parts=self.parts)
+        made = DriverServer(str(k), k, self.parts, driver=self.parts.fake)
         self.servers[k] = made
         return made, self.parts.relay
 

@@ -96,7 +96,7 @@ class FarEnd:
         if protocol != self._protocol:
             reason = f"host {socket.gethostname()} has another version of warpwell's driver layer: install the same"
             raise RefusedError(MISMATCH, reason)
-        line = server.connect(self.ordinal)
+        line = server.connect()
         try:
             line.settimeout(_OPEN_SECONDS + float(os.environ.get(WAIT, 0)))
             line.send(self.pack_hello(clients.HELLO))

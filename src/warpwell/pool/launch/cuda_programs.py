@@ -206,5 +206,5 @@ def make_server(
     parts = build.parts() if away else native_parts(settings)
     device = str(ordinal) if settings["driver"] else "0"  # `visible` has made the agent's GPU the first GPU
     folder = None if away else settings["folder"]
-    server = DriverServer([device], driver=settings["driver"], folder=folder, first=ordinal, parts=parts, claim=claim)
+    server = DriverServer(device, ordinal, parts, driver=settings["driver"], folder=folder, claim=claim)
     return server, parts.relay
