@@ -433,20 +433,12 @@ class Remote(AgentObject):
 
     def call(self, method: str, *args: Any, stream: Stream | None = None, **options: Any) -> CallResult:
         """Call a method asynchronously. The method receives buffers as arrays."""
-        with Arguments(self.device.connection, self.device.channel(stream), self.device.handle_of) as arguments:
-            data, handles = arguments.pack((args, options))
-            return self._request(method, handles, data, stream)
+        name = f"{method!r} of {self.path!r}"
+        return self.device._request_result(name, stream, (args, options), Op.METHOD, self.handle, method)
 
     def attribute(self, name: str) -> Any:
         """Wait for an attribute of the object, and return it."""
-        return self._request(f".{name}", (), b"", None).get()
-
-    def _request(self, name: str, handles: tuple[int, ...], data: bytes, stream: Stream | None) -> CallResult:
-        connection, channel = self.device.connection, self.device.channel(stream)
-        reply = connection.request(
-            channel, Op.METHOD, self.handle, name, Reply, handles, data, cost=len(data), keep=True
-        )
-        return CallResult(reply, channel, f"{name!r} of {self.path!r} on {connection.label}")
+        return self.call(f".{name}").get()
 
     def __repr__(self) -> str:
         return f"<Remote {self.path} on device {self.device.index}>"
@@ -621,13 +613,19 @@ class Device:
         CallResult
             Its ``get()`` waits for the result. Arrays in it are copies.
         """
-        channel = self.channel(stream)
         code = Code.of(function)
         self.connection.ensure_code(code)
+        return self._request_result(repr(code.name), stream, (args, options), Op.CALL, code.key)
+
+    def _request_result(
+        self, name: str, stream: Stream | None, values: tuple[Any, Any], op: Op, *operands: Any
+    ) -> CallResult:
+        """Send a call with pickled arguments `values`, and return the future of its result."""
+        channel = self.channel(stream)
         with Arguments(self.connection, channel, self.handle_of) as arguments:
-            data, handles = arguments.pack((args, options))
-            reply = self.connection.request(channel, Op.CALL, code.key, Reply, handles, data, cost=len(data), keep=True)
-        return CallResult(reply, channel, f"{code.name!r} on {self.connection.label}")
+            data, handles = arguments.pack(values)
+            reply = self.connection.request(channel, op, *operands, Reply, handles, data, cost=len(data), keep=True)
+        return CallResult(reply, channel, f"{name} on {self.connection.label}")
 
     def create(self, service: str, *args: Any, stream: Stream | None = None, **options: Any) -> Any:
         """Create an object on the agent and return a proxy for it.
