@@ -5,12 +5,30 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from warpwell.driver import DriverServer, build, make_library_folder
-from warpwell.driver.environment import client_environ
+from warpwell.driver.environment import changes, without_layer
+
+
+def client_environ(folder: str | Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a program whose CUDA calls go to the sockets of a folder.
+
+    Parameters
+    ----------
+    folder : path
+        Folder of a `DriverServer`.
+    environ : mapping
+        All other variables of this environment are copied.
+    """
+    found = without_layer(environ)
+    for name, value in changes(folder).items():
+        before = found.pop(name, "")
+        if value is not None:
+            found[name] = f"{value}:{before}" if before and name in ("LD_LIBRARY_PATH", "PYTHONPATH") else value
+    return found
 
 
 class Servers:

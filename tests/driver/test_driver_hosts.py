@@ -181,7 +181,7 @@ def loses(job: Hosts, rng: random.Random) -> None:
             elif victim == "agent":
                 job.lose(rng.randrange(2))
             else:
-                job.near.close()
+                job.close_near()
             text = process.communicate(timeout=SECONDS)[0]
             assert victim == "client" or (": 46\n" in text and process.returncode == 1), (victim, text)
         finally:

@@ -18,8 +18,8 @@ from tests.harness.driver.raw import DONE, FACTS, HELLO, OPEN, REFUSED, Lost, Ra
 from tests.harness.until import HANG_SECONDS, until
 
 from lab.driver import build
-from lab.driver.serve import Servers, serve
-from warpwell.driver.environment import client_environ, without_layer
+from lab.driver.serve import Servers, client_environ, serve
+from warpwell.driver.environment import without_layer
 
 NOT_READY, OUT_OF_MEMORY, INVALID_VALUE, INVALID_HANDLE, ILLEGAL_ADDRESS = 600, 2, 1, 400, 700
 LEGACY, BLOCKING, FREE, SECOND_BLOCKING = 1, 20, 21, 22

@@ -31,28 +31,16 @@ def make_library_folder(folder: Path, layer: Path) -> Path:
     return library
 
 
-def client_environ(folder: str | Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a program whose CUDA calls go to the sockets of a folder.
+def changes(folder: str | Path) -> dict[str, str | None]:
+    """Return the variables of a program whose CUDA calls go to the sockets of a folder; None: unset the variable.
 
-    Parameters
-    ----------
-    folder : path
-        Folder of a `DriverServer`.
-    environ : mapping
-        All other variables of this environment are copied.
+    The caller appends the previous folders of ``LD_LIBRARY_PATH`` and ``PYTHONPATH``.
     """
-    found: dict[str, str | None] = {**environ, **changes(folder, environ)}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def changes(folder: str | Path, environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the variables of `client_environ` that differ from an environment; None: unset the variable."""
     library = str(Path(folder) / "lib")
-    before = without_layer(environ)
     return {
         FOLDER: str(folder),
-        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (library, before.get("LD_LIBRARY_PATH")))),
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(Path(folder) / "python"), before.get("PYTHONPATH")))),
+        "LD_LIBRARY_PATH": library,
+        "PYTHONPATH": str(Path(folder) / "python"),
         "TRITON_LIBCUDA_PATH": library,  # else Triton calls ldconfig first
         "OMPI_MCA_accelerator": "null",  # such a process's MPI would use pointers of the pool as its own
         **dict.fromkeys(_HIDDEN),

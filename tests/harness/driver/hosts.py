@@ -10,8 +10,11 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.harness.until import HANG_SECONDS
+
 from lab.driver import build
-from warpwell.driver.environment import client_environ, make_library_folder
+from lab.driver.serve import client_environ
+from warpwell.driver.environment import make_library_folder
 from warpwell.driver.server import DriverServer
 from warpwell.errors import ClosedError
 from warpwell.pool.agent.protocol import Op, unpack
@@ -110,11 +113,20 @@ class Hosts:
         self.transports[1 + k].close(0.1)
         self.servers[k].close()
 
+    def close_near(self) -> None:
+        """End the server of the communicator, and all of its clients."""
+        self.near.close()
+        clients = list(self.near.served.values())
+        for client in clients:
+            client.stop()
+        for client in clients:
+            client.thread.join(HANG_SECONDS)
+
     def close(self) -> None:
         """End everything."""
-        self.near.close()
-        for far in self.fars:
-            far.close()
+        self.close_near()
+        for client in [client for far in self.fars for client in list(far.served.values())]:
+            client.close()
         for transport in self.transports:
             transport.close(0.1)
         for server in self.servers.values():

@@ -110,13 +110,6 @@ class FarEnd:
         share = settings.share.encode()
         return clients.HELLO_PACKET.pack(kind, clients.MAGIC, self._protocol, os.getpid(), self.ordinal, share)
 
-    def close(self) -> None:
-        """Close all clients and the server."""
-        for client in list(self.served.values()):
-            client.close()
-        with contextlib.suppress(Exception):  # the server could not be created
-            self._server.get("the server of the device", _OPEN_SECONDS).close()
-
     def _make_server(self, make: Callable[[], tuple[DriverServer, Path]]) -> None:
         try:
             server, path = make()

@@ -168,15 +168,6 @@ class NearServer(ClientListener):
                 client.stop()
         self.wake()
 
-    def close(self) -> None:
-        """Stop listening and close all clients."""
-        super().close()
-        clients = list(self.served.values())
-        for client in clients:
-            client.stop()
-        for client in clients:
-            client.thread.join(_CLOSE_SECONDS)
-
 
 class NearClient:
     """A client of a remote device."""

@@ -79,7 +79,7 @@ def prepare(options: RunOptions, folder: Path, environ: Mapping[str, str], away:
     served = folder / "cuda"
     served.mkdir(mode=0o700)
     make_library_folder(served, parts.layer)
-    changed = changes(served, {})  # the supervisor adds the library path of mpiexec
+    changed = changes(served)  # the supervisor adds the library path of mpiexec
     if options.cuda == "auto":  # "pool" also serves programs that need no GPU
         changed[_EXIT] = "1"
     if options.explain_refused:
