@@ -4,6 +4,7 @@
  * the channel lost, and a waiting thread sees that within WAIT_MS. A signal does not end a wait.
  */
 #include "layer.h"
+#include "shared.h"
 #include "system.h"
 #include <stdlib.h>
 
@@ -45,16 +46,11 @@ static bool spin(const struct ww_channel *c, const _Atomic uint32_t *word, uint3
     return false;
 }
 
-static void wake(struct ww_channel *c) {
-    atomic_fetch_add(&c->ring->wake, 1);
-    ww_wake_all(&c->ring->wake);
-}
-
 /* Wait until the worker stores `value` in *word. Return 0, or the error of a lost channel. The caller has published the
  * call for which the worker does so. */
 static int await(struct ww_channel *c, const _Atomic uint32_t *word, uint32_t value, bool soon) {
     if (atomic_load_explicit(&c->status->asleep, memory_order_relaxed) == WW_NAPS)
-        wake(c);
+        ww_wake_ring(c->ring);
     if (spin(c, word, value, soon))
         return 0;
     for (uint32_t round = 1;; round++) {
@@ -263,7 +259,7 @@ static void publish(struct ww_post *p) {
     if (atomic_load_explicit(&c->status->asleep, memory_order_relaxed) == WW_SLEEPS &&
         atomic_load_explicit(&c->status->tail, memory_order_relaxed) >= c->woken) {
         c->woken = c->head;
-        wake(c);
+        ww_wake_ring(c->ring);
     }
     pthread_mutex_unlock(&p->device->post);
 }

@@ -12,6 +12,7 @@
  */
 #include "calls.h"
 #include "cu.h"
+#include "shared.h"
 #include "system.h"
 #include "wire.h"
 
@@ -178,15 +179,6 @@ static int wrong(const struct near *n, const struct ww_entry *e, uint64_t ahead,
     return e->use != last + 1 || atomic_load_explicit(&n->status->places[s->place].use, memory_order_relaxed) != last;
 }
 
-static void passed(struct near *n, uint64_t ahead, uint64_t size) {
-    n->tail += size;
-    atomic_store_explicit(&n->status->tail, n->tail, memory_order_release);
-    if (ahead > WW_RING_BYTES / 2 && ahead - size <= WW_RING_BYTES / 2) {
-        atomic_fetch_add(&n->status->tail_futex, 1);
-        ww_wake_all(&n->status->tail_futex);
-    }
-}
-
 struct block { /* entries that are being taken */
     unsigned char *out;
     uint32_t room, nbytes, small, nstops, most;
@@ -222,7 +214,8 @@ static int take_one(struct near *n, struct block *b) {
     uint32_t bytes = e.op == WW_OP_PAD ? (uint32_t)sizeof e : e.size;
     memcpy(to + sizeof e, n->ring->data + at + sizeof e, bytes - sizeof e);
     b->nbytes += bytes;
-    passed(n, ahead, e.size);
+    n->tail += e.size;
+    ww_store_tail(n->status, n->tail, ahead, e.size);
     return e.op == WW_OP_PAD ? 2 : 1;
 }
 
@@ -267,25 +260,16 @@ API int ww_near_take(struct near *n, int socket, int pidfd, unsigned char *out, 
     }
 }
 
-static void wake(struct near *n) {
-    atomic_fetch_add(&n->ring->wake, 1);
-    ww_wake_all(&n->ring->wake);
-}
-
 API void ww_near_stop(struct near *n) {
     atomic_store(&n->stopped, 1);
-    wake(n);
+    ww_wake_ring(n->ring);
 }
 
 API void ww_near_sticky(struct near *n, uint32_t code) { atomic_store(&n->status->sticky, code); }
 
 API void ww_near_place(struct near *n, uint32_t place, uint32_t use, int32_t result) {
-    if (place >= WW_PLACES)
-        return;
-    struct ww_place *p = n->status->places + place;
-    p->result = result;
-    atomic_store_explicit(&p->use, use, memory_order_release);
-    ww_wake_all(&p->use);
+    if (place < WW_PLACES)
+        ww_store_place(n->status->places + place, use, result);
 }
 
 static size_t padded(uint32_t nbytes) { return ((size_t)nbytes + 7) & ~(size_t)7; }
@@ -303,7 +287,7 @@ API int ww_near_apply(struct near *n, const unsigned char *bytes, size_t nbytes)
     atomic_store(&n->status->deferred, head.deferred);
     if (head.tail > atomic_load(&n->far_tail)) {
         atomic_store(&n->far_tail, head.tail);
-        wake(n);
+        ww_wake_ring(n->ring);
     }
     size_t at = sizeof head;
     for (uint32_t i = 0; i < head.answers; i++) {
@@ -313,13 +297,7 @@ API int ww_near_apply(struct near *n, const unsigned char *bytes, size_t nbytes)
         at += sizeof a;
         if (a.slot >= WW_SLOTS || a.nbytes > WW_SLOT_DATA || nbytes - at < padded(a.nbytes))
             return WRONG;
-        struct ww_slot *s = n->status->slots + a.slot;
-        s->result = a.result;
-        s->nbytes = a.nbytes;
-        s->more = a.more;
-        memcpy(s->data, bytes + at, a.nbytes);
-        atomic_store_explicit(&s->seq, a.seq, memory_order_release);
-        ww_wake_all(&s->seq);
+        ww_store_answer(n->status->slots + a.slot, a.seq, a.result, bytes + at, a.nbytes, a.more);
         at += padded(a.nbytes);
     }
     return 0;
@@ -379,10 +357,8 @@ API int ww_far_copy(struct far *f, uint64_t from, uint64_t to, const unsigned ch
 API void ww_far_publish(struct far *f, uint64_t head) {
     atomic_store_explicit(&f->ring->head, head, memory_order_release);
     atomic_thread_fence(memory_order_seq_cst);
-    if (!atomic_load_explicit(&f->status->asleep, memory_order_relaxed))
-        return;
-    atomic_fetch_add(&f->ring->wake, 1);
-    ww_wake_all(&f->ring->wake);
+    if (atomic_load_explicit(&f->status->asleep, memory_order_relaxed))
+        ww_wake_ring(f->ring);
 }
 
 static uint32_t scan_answers(struct far *f, unsigned char *out, uint32_t room, uint32_t *answers) {

@@ -26,6 +26,7 @@
 #include "gate.h"
 #include "gen_worker.h"
 #include "lock.h"
+#include "shared.h"
 #include "system.h"
 #include "wire.h"
 

@@ -17,14 +17,7 @@ void ww_changed(void) {
 }
 
 static void fill_slot(uint32_t slot, uint32_t seq, CUresult result, const void *data, size_t n, size_t more) {
-    struct ww_slot *s = ww.status->slots + slot;
-    s->result = result;
-    s->nbytes = (uint32_t)n;
-    s->more = (uint32_t)more;
-    if (n)
-        memcpy(s->data, data, n);
-    atomic_store_explicit(&s->seq, seq, memory_order_release);
-    ww_wake_all(&s->seq);
+    ww_store_answer(ww.status->slots + slot, seq, result, data, (uint32_t)n, (uint32_t)more);
     ww_changed();
 }
 
@@ -51,10 +44,7 @@ CUresult ww_answer_more(const struct ww_call *call, const struct ww_args_more *a
 }
 
 void ww_place_done(uint32_t place, uint32_t use, CUresult result) {
-    struct ww_place *p = ww.status->places + place - 1;
-    p->result = result;
-    atomic_store_explicit(&p->use, use, memory_order_release);
-    ww_wake_all(&p->use);
+    ww_store_place(ww.status->places + place - 1, use, result);
     ww_changed();
 }
 
@@ -70,7 +60,4 @@ void ww_result(const struct ww_call *call, CUresult result) {
     }
 }
 
-void ww_wake(void) {
-    atomic_fetch_add(&ww.ring->wake, 1);
-    ww_wake_all(&ww.ring->wake);
-}
+void ww_wake(void) { ww_wake_ring(ww.ring); }

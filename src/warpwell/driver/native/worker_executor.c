@@ -60,11 +60,7 @@ static void carry_out(struct ww_call *call) {
 
 static void passed(uint64_t ahead, uint32_t size) {
     ww.tail += size;
-    atomic_store_explicit(&ww.status->tail, ww.tail, memory_order_release);
-    if (ahead > WW_RING_BYTES / 2 && ahead - size <= WW_RING_BYTES / 2) {
-        atomic_fetch_add(&ww.status->tail_futex, 1);
-        ww_wake_all(&ww.status->tail_futex);
-    }
+    ww_store_tail(ww.status, ww.tail, ahead, size);
     if ((ww.tail - size) / MIRROR_WAKE_BYTES != ww.tail / MIRROR_WAKE_BYTES)
         ww_changed();
 }
