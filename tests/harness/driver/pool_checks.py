@@ -10,7 +10,15 @@ import threading
 from pathlib import Path
 
 import numpy as np
-from tests.harness.driver.calls import INVALID_VALUE, NON_BLOCKING, NOT_SUPPORTED, OUT_OF_MEMORY, PER_THREAD, Cuda
+from tests.harness.driver.calls import (
+    INVALID_DEVICE,
+    INVALID_VALUE,
+    NON_BLOCKING,
+    NOT_SUPPORTED,
+    OUT_OF_MEMORY,
+    PER_THREAD,
+    Cuda,
+)
 from tests.harness.driver.checks import Held, fresh, read_words
 from tests.harness.driver.graphs import DEVICE_LOCATION, FUNCTION, HOST_LOCATION, Alloc, Graph, Pool
 from tests.harness.until import until
@@ -358,6 +366,17 @@ def calls_free_host_memory_of_a_graph(cuda: Cuda) -> None:
     freeing.destroy()
 
 
+def graphs_give_no_access_to_a_device_that_does_not_exist(cuda: Cuda) -> None:
+    """An allocation of a graph for such a device is refused."""
+    graph = Graph(cuda)
+    for number in (-1, 99):
+        access = Access(DEVICE_LOCATION, number, 3)
+        params, node = Alloc(Pool(1, 0, DEVICE_LOCATION), ctypes.addressof(access), 1, 4096), ctypes.c_void_p()
+        made = cuda.code("cuGraphAddMemAllocNode", ctypes.byref(node), graph.handle, None, 0, ctypes.byref(params))
+        assert made in (INVALID_VALUE, INVALID_DEVICE, NOT_SUPPORTED), made
+    graph.destroy()
+
+
 def registered_pages_are_the_programs_own_again(cuda: Cuda) -> None:
     """After the end of their registration a forked child does not share them, and they can be registered again."""
     pages = mmap.mmap(-1, 1 << 14, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -389,6 +408,7 @@ CHECKS = (
     order_of_reuse,
     frees_in_other_streams,
     who_may_use_a_pool,
+    graphs_give_no_access_to_a_device_that_does_not_exist,
     registered_pages_are_the_programs_own_again,
     the_worker_dies,
 )

@@ -55,7 +55,7 @@ static int make_alloc(struct cu_node_alloc *p, struct ww_work *w) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     for (size_t i = 0; i < p->naccess; i++)
-        if (p->access[i].location.kind == CU_LOCATION_DEVICE && &layer.devices[p->access[i].location.id] != w->device)
+        if (p->access[i].location.kind == CU_LOCATION_DEVICE && p->access[i].location.id != ww_device_number(w->device))
             return ww_refused("graphs that allocate memory for another device");
     w->kind = CU_NODE_ALLOC;
     w->of.memory = ww_graph_memory_new(w->device, p->nbytes, managed || at->kind != CU_LOCATION_DEVICE, &error);
