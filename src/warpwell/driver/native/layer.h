@@ -585,19 +585,13 @@ void ww_graph_memory_drop(struct ww_graph_memory *m);  /* with ww_graphs held: d
 bool ww_graph_memory_freed(struct ww_graph_memory *m); /* a call or a node frees the memory; false: not allocated */
 void ww_graph_memory_live(struct ww_graph_memory *m);  /* a launch allocates the memory */
 
-/* -- layer_condition.c: with ww_graphs held, but ww_work_post and ww_twin_launch ----------------------------------- */
+/* -- layer_condition.c: with ww_graphs held ------------------------------------------------------------------------ */
 
 int ww_condition_make(struct ww_graph *g, const struct cu_node_condition *p, struct ww_work *w);
 void ww_condition_drop(struct ww_condition *c);
 int ww_twin_code(const struct ww_twin *t); /* 0, or the error of calls with it: there is no twin, or its worker ended */
-void ww_twin_drop(struct ww_twin *t, uint16_t op); /* op: WW_OP_GRAPH_DROP or _EXEC_DROP; 0: it was never made */
-int ww_twin_begin(const struct ww_twin *t);
-/* Record a plan's step in a twin. node: id of a conditional node in messages to the worker. */
-int ww_twin_step(const struct ww_twin *t, const struct ww_work *w, uint32_t node);
-int ww_twin_end(const struct ww_twin *t);
-int ww_work_post(struct ww_device *d, uint32_t stream, const struct ww_work *w); /* a kernel, copy or memset */
-int ww_twin_exec(const struct ww_twin *t, struct ww_twin *exec);
-int ww_twin_launch(const struct ww_twin *exec, struct ww_device *d, uint32_t stream);
+void ww_twin_drop(struct ww_twin *t, uint16_t op);        /* op: WW_OP_GRAPH_DROP or _EXEC_DROP; 0: it was never made */
+int ww_twin_name(struct ww_twin *t, struct ww_device *d); /* give a twin on the device an id */
 
 /* Replace the work of an executable graph's node by work of the same kind; takes what `work` owns. */
 int ww_exec_change(void *exec, void *node, struct ww_work *work);

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int name(struct ww_twin *t, struct ww_device *d) {
+int ww_twin_name(struct ww_twin *t, struct ww_device *d) {
     int error = ww_id_take(&d->graphs, &t->id);
     if (!error) {
         t->device = d;
@@ -32,7 +32,8 @@ CUresult cuGraphConditionalHandleCreate(uint64_t *handle, void *graph, CUcontext
     struct ww_graph *g = ww_graph(graph);
     error = !g || (g->twin.device && g->twin.device != d) ? CUDA_ERROR_INVALID_VALUE : 0;
     if (!error && !g->twin.device)
-        error = g->within && g->within->work.kind == CU_NODE_CONDITION ? CUDA_ERROR_INVALID_VALUE : name(&g->twin, d);
+        error = g->within && g->within->work.kind == CU_NODE_CONDITION ? CUDA_ERROR_INVALID_VALUE
+                                                                       : ww_twin_name(&g->twin, d);
     if (!error && !(error = ww_twin_code(&g->twin)))
         error = ww_call_graph_handle(d, WW_OP_GRAPH_HANDLE, 0, g->twin.id, value, flags, handle, sizeof *handle);
     return error;
@@ -46,7 +47,7 @@ static int make_graphs(struct ww_condition *c, struct ww_device *d) {
     for (uint32_t i = 0; i < c->size && !error; i++) {
         if (!(c->graphs[i] = ww_graph_new()))
             return CUDA_ERROR_OUT_OF_MEMORY;
-        error = name(&c->graphs[i]->twin, d);
+        error = ww_twin_name(&c->graphs[i]->twin, d);
         c->handles[i] = c->graphs[i]->object;
     }
     return error;
@@ -88,57 +89,4 @@ int ww_condition_make(struct ww_graph *g, const struct cu_node_condition *p, str
     w->device = g->twin.device;
     w->of.condition = c;
     return 0;
-}
-
-int ww_work_post(struct ww_device *d, uint32_t stream, const struct ww_work *w) {
-    if (w->kind == CU_NODE_COPY)
-        return ww_copy_post(d, stream, &w->of.copy, false);
-    if (w->kind == CU_NODE_SET)
-        return ww_set_post(d, stream, &w->of.set, false);
-    return w->device == d ? ww_kernel_post(d, stream, w->of.kernel)
-                          : ww_refused("graphs with kernels of several devices");
-}
-
-/* -- recording and launches ---------------------------------------------------------------------------------------- */
-
-int ww_twin_begin(const struct ww_twin *t) {
-    int error = ww_twin_code(t);
-    return error ? error : ww_call_id(t->device, WW_OP_GRAPH_BEGIN, 0, t->id, NULL, 0);
-}
-
-int ww_twin_step(const struct ww_twin *t, const struct ww_work *w, uint32_t node) {
-    switch (w->kind) {
-    case CU_NODE_KERNEL:
-    case CU_NODE_COPY:
-    case CU_NODE_SET:
-        return ww_work_post(t->device, WW_RECORDED, w);
-    case CU_NODE_CONDITION:
-        return ww_send_id(t->device, WW_OP_GRAPH_NODE, 0, node);
-    case CU_NODE_EMPTY:
-    case CU_NODE_ALLOC: /* its memory is allocated already */
-    case CU_NODE_FREE:
-        return 0;
-    default:
-        return ww_refused(
-            "graphs with host functions or events between kernels and conditional nodes, or within these");
-    }
-}
-
-int ww_twin_end(const struct ww_twin *t) { return ww_call(t->device, WW_OP_GRAPH_END, 0, NULL, 0, NULL, 0); }
-
-int ww_twin_exec(const struct ww_twin *t, struct ww_twin *exec) {
-    int error = name(exec, t->device);
-    if (error)
-        return error;
-    if ((error = ww_call_graph(t->device, WW_OP_GRAPH_MAKE, 0, t->id, exec->id, NULL, 0)))
-        ww_twin_drop(exec, 0);
-    return error;
-}
-
-int ww_twin_launch(const struct ww_twin *exec, struct ww_device *d, uint32_t stream) {
-    int error = ww_twin_code(exec);
-    if (!error && exec->device != d)
-        error = ww_refused("launches of graphs with conditional nodes in streams of another device");
-    ww_flush_output();
-    return error ? error : ww_send_id(d, WW_OP_GRAPH_LAUNCH, stream, exec->id);
 }

@@ -174,14 +174,44 @@ static int make_plan(struct ww_graph *g, struct ww_plan **made) {
     return add_graph(p, g);
 }
 
+/* Post a kernel, a copy or a memset. */
+static int post_work(struct ww_device *d, uint32_t stream, const struct ww_work *w) {
+    if (w->kind == CU_NODE_COPY)
+        return ww_copy_post(d, stream, &w->of.copy, false);
+    if (w->kind == CU_NODE_SET)
+        return ww_set_post(d, stream, &w->of.set, false);
+    return w->device == d ? ww_kernel_post(d, stream, w->of.kernel)
+                          : ww_refused("graphs with kernels of several devices");
+}
+
+/* Record a step in the twin of its graph, which is being recorded. */
+static int record_step(struct ww_device *d, const struct step *s) {
+    switch (s->work.kind) {
+    case CU_NODE_KERNEL:
+    case CU_NODE_COPY:
+    case CU_NODE_SET:
+        return post_work(d, WW_RECORDED, &s->work);
+    case CU_NODE_CONDITION:
+        return ww_send_id(d, WW_OP_GRAPH_NODE, 0, s->number);
+    case CU_NODE_EMPTY:
+    case CU_NODE_ALLOC: /* its memory is allocated already */
+    case CU_NODE_FREE:
+        return 0;
+    default:
+        return ww_refused(
+            "graphs with host functions or events between kernels and conditional nodes, or within these");
+    }
+}
+
 /* Record steps `first` to n - 1 into their graph's twin, then the body graphs of conditional nodes into their twins. */
 static int record(const struct ww_plan *p, size_t first, size_t n) {
-    int error = ww_twin_begin(&p->graph), end;
-    if (error)
+    struct ww_device *d = p->graph.device;
+    int error = ww_twin_code(&p->graph), end;
+    if (error || (error = ww_call_id(d, WW_OP_GRAPH_BEGIN, 0, p->graph.id, NULL, 0)))
         return error;
     for (size_t i = first; i < n && !error; i++)
-        error = ww_twin_step(&p->graph, &p->steps[i].work, p->steps[i].number);
-    end = ww_twin_end(&p->graph);
+        error = record_step(d, &p->steps[i]);
+    end = ww_call(d, WW_OP_GRAPH_END, 0, NULL, 0, NULL, 0);
     error = error ? error : end;
     for (size_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < p->steps[i].nbodies && !error; k++)
@@ -197,7 +227,11 @@ static int make_whole(struct ww_graph *g, struct ww_plan **made) {
     struct ww_plan *p = *made;
     while (p->steps[p->first].work.kind != CU_NODE_KERNEL && p->steps[p->first].work.kind != CU_NODE_CONDITION)
         p->first++;
-    return (error = record(p, p->first, p->twins)) ? error : ww_twin_exec(&p->graph, &p->exec);
+    if ((error = record(p, p->first, p->twins)) || (error = ww_twin_name(&p->exec, p->graph.device)))
+        return error;
+    if ((error = ww_call_graph(p->graph.device, WW_OP_GRAPH_MAKE, 0, p->graph.id, p->exec.id, NULL, 0)))
+        ww_twin_drop(&p->exec, 0);
+    return error;
 }
 
 /* With ww_graphs held: return a copy of a plan that may be changed. NULL: the plan has a twin, or out of memory. */
@@ -464,13 +498,23 @@ static int post_step(const struct run *r, const struct ww_work *w) {
     case CU_NODE_KERNEL:
     case CU_NODE_COPY:
     case CU_NODE_SET:
-        return ww_work_post(r->device, r->stream, w);
+        return post_work(r->device, r->stream, w);
     case CU_NODE_WAIT:
     case CU_NODE_RECORD:
         return post_event(r->device, r->stream, w);
     default:
         return 0;
     }
+}
+
+/* Launch the steps that are one executable graph in the worker's driver. */
+static int launch_twin(const struct run *r) {
+    const struct ww_twin *t = &r->plan->exec;
+    int error = ww_twin_code(t);
+    if (!error && t->device != r->device)
+        error = ww_refused("launches of graphs with conditional nodes in streams of another device");
+    ww_flush_output();
+    return error ? error : ww_send_id(r->device, WW_OP_GRAPH_LAUNCH, r->stream, t->id);
 }
 
 static int behind(const struct ww_exec *x, struct ww_device *d, uint32_t stream, uint16_t op) {
@@ -491,7 +535,7 @@ static int post(struct run *r) {
     int error = 0;
     while (r->at < r->plan->n && !error) {
         if (r->at == r->plan->first && r->plan->twins) {
-            error = ww_twin_launch(&r->plan->exec, r->device, r->stream);
+            error = launch_twin(r);
             r->at = r->plan->twins;
             continue;
         }
