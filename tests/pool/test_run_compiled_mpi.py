@@ -45,10 +45,15 @@ int main(int argc, char **argv)
         check(cuMemcpyDtoH_v2(&got, memory, 4));
         if (got != 42) return 8;
     }
+    sigset_t interrupt, none;
+    sigemptyset(&none);
+    sigemptyset(&interrupt);
+    sigaddset(&interrupt, SIGINT);
     signal(SIGINT, stop);
+    sigprocmask(SIG_BLOCK, &interrupt, NULL); /* `stop` uses stdout, too */
     printf("%d devices, %s\n", count, argv[1]);
     fflush(stdout);
-    if (!strcmp(argv[1], "wait")) pause();
+    if (!strcmp(argv[1], "wait")) sigsuspend(&none);
     if (!strcmp(argv[1], "abort")) abort();
     return 7;
 }
