@@ -155,7 +155,7 @@ def engine(copy: float) -> float:
 
     def run() -> None:
         for _ in range(64):
-            device.write(stream, int(to.ctypes.data), data, lent=True)
+            device.write(stream, int(to.ctypes.data), data)
         device.synchronize(stream)
 
     return 64 * data.nbytes / seconds(run)

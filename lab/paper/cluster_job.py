@@ -146,7 +146,7 @@ class Application:
     def _locally(self, function: Callable[..., None], arrays: list[Any]) -> None:
         remote = [np.empty_like(a) for a in arrays]
         for to, a in zip(remote[:-1], arrays, strict=False):
-            self._local.write(self._stream, to.ctypes.data, np.ascontiguousarray(a).view(np.uint8).ravel(), lent=True)
+            self._local.write(self._stream, to.ctypes.data, np.ascontiguousarray(a).view(np.uint8).ravel())
         self._local.synchronize(self._stream)
         function(*remote)
         result = arrays[-1].view(np.uint8).ravel()

@@ -73,6 +73,11 @@ class Driver:
         return lambda *arguments: (0,)
 
 
+def gpu(driver: Driver) -> Any:
+    """Return a GPU that imports pools."""
+    return SimpleNamespace(driver=driver, ordinal=1, new_stream=lambda: None)
+
+
 def test_a_pool_goes_to_another_process_as_a_descriptor() -> None:
     driver = Driver()
     pool = MemoryPool(driver, 0)
@@ -80,7 +85,7 @@ def test_a_pool_goes_to_another_process_as_a_descriptor() -> None:
     name = pool.name()
     assert name is not None and name == pool.name()
     for _ in range(3):
-        ImportedPool(driver, 1, name)
+        ImportedPool(gpu(driver), name)
         assert os.read(driver.pipe[0], 10) == b"here", "it is the pool's own"
     assert len(driver.imported) == 3
 
@@ -106,10 +111,10 @@ def test_another_user_gets_and_gives_nothing(side: str, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(memory_pool, "socket_peer", peer)
     with pytest.raises((errors.PoolError, ValueError, OSError)):
-        ImportedPool(driver, 1, str(name))
+        ImportedPool(gpu(driver), str(name))
     assert not driver.imported
     monkeypatch.undo()
-    ImportedPool(driver, 1, str(name))
+    ImportedPool(gpu(driver), str(name))
 
 
 def test_the_door_stays_open_when_a_visitor_cannot_be_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +122,7 @@ def test_the_door_stays_open_when_a_visitor_cannot_be_let_in(monkeypatch: pytest
     name = str(MemoryPool(driver, 0).name())
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as visitor:  # the visitor disconnects at once
         visitor.connect("\0" + name)
-    ImportedPool(driver, 1, name)  # so the door has handled the first visitor
+    ImportedPool(gpu(driver), name)  # so the door has handled the first visitor
     real, failures = socket.socket.accept, [OSError(24, "Too many open files")]
 
     def accept(self: socket.socket) -> Any:
@@ -126,6 +131,6 @@ def test_the_door_stays_open_when_a_visitor_cannot_be_let_in(monkeypatch: pytest
         return real(self)
 
     monkeypatch.setattr(socket.socket, "accept", accept)
-    ImportedPool(driver, 1, name)
-    ImportedPool(driver, 1, name)
+    ImportedPool(gpu(driver), name)
+    ImportedPool(gpu(driver), name)
     assert not failures

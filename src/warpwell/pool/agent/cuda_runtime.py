@@ -96,7 +96,7 @@ class CudaRuntime(Runtime):
         self._cupy_streams.pop(int(stream.handle), None)
         self._memory.close_stream(stream)
 
-    def write(self, stream: Any, to: int, data: Any, *, lent: bool = False) -> None:
+    def write(self, stream: Any, to: int, data: Any) -> None:
         raw = np.frombuffer(data, np.uint8)
         if raw.nbytes:
             self.gpu.to_gpu(stream, to, int(raw.ctypes.data), raw.nbytes)
@@ -125,7 +125,7 @@ class CudaRuntime(Runtime):
             return _LocalGpuAccess(self.gpu, ordinal)
         if name is None:
             raise errors.PoolError("the memory pool of the other GPU cannot be exported")
-        return _RemoteGpuAccess(self.gpu, name)
+        return ImportedPool(self.gpu, name)
 
     def fill(self, stream: Any, to: int, item: bytes, count: int) -> None:
         """Write an item `count` times: as columns of 4 bytes, or of 1 byte if its size is not a multiple of 4."""
@@ -205,21 +205,6 @@ class _LocalGpuAccess(PeerAccess):
 
     def put(self, stream: Any, to: int, source: int, nbytes: int) -> None:
         self._gpu.copy(stream, to, source, nbytes)
-
-
-class _RemoteGpuAccess(_LocalGpuAccess):
-    """The memory of another process's GPU."""
-
-    def __init__(self, gpu: GpuDevice, name: str) -> None:
-        self._gpu = gpu
-        self._pool = ImportedPool(gpu.driver, gpu.ordinal, name)
-        self._closing = gpu.new_stream()
-
-    def open(self, block: Any) -> int:
-        return self._pool.open(block[1])
-
-    def close(self, address: int) -> None:
-        self._pool.close(address, self._closing.handle)
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from ... import errors
 from ..._os import socket_peer
 from ...libcuda import check as check_driver
 from ...targets import GpuDevice
+from .peer_access import PeerAccess
 
 TIMEOUT = 5.0
 """Timeout in seconds for the other process to hand over a pool."""
@@ -247,13 +248,12 @@ class PoolBlock:
         self._memory.release(self.address, tuple(self.used))
 
 
-class ImportedPool:
+class ImportedPool(PeerAccess):
     """The pool of another process, to which a GPU of this process writes. The context of the GPU must be current.
 
     Parameters
     ----------
-    driver : module
-    ordinal : int
+    gpu : GpuDevice
         The GPU that writes.
     name : str
         Name of the socket.
@@ -266,8 +266,8 @@ class ImportedPool:
         The process belongs to another user, or this GPU cannot access the memory of the other GPU.
     """
 
-    def __init__(self, driver: Any, ordinal: int, name: str) -> None:
-        self._driver = driver
+    def __init__(self, gpu: GpuDevice, name: str) -> None:
+        self._gpu, driver = gpu, gpu.driver
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(TIMEOUT)
             connection.connect("\0" + name)
@@ -279,18 +279,23 @@ class ImportedPool:
             self._handle = check(driver.cuMemPoolImportFromShareableHandle(descriptor, kind, 0))
         finally:
             os.close(descriptor)
-        check(driver.cuMemPoolSetAccess(self._handle, [_access(driver, ordinal)], 1))
+        check(driver.cuMemPoolSetAccess(self._handle, [_access(driver, gpu.ordinal)], 1))
+        self._closing = gpu.new_stream()
 
-    def open(self, data: bytes) -> int:
-        """Open an allocation and return its address in this process."""
-        exported = self._driver.CUmemPoolPtrExportData()
-        exported.reserved = data
-        return int(check(self._driver.cuMemPoolImportPointer(self._handle, exported)))
+    def open(self, block: Any) -> int:
+        """Open an allocation, of which `MemoryPool.export` has the data, and return its address in this process."""
+        exported = self._gpu.driver.CUmemPoolPtrExportData()
+        exported.reserved = block[1]
+        return int(check(self._gpu.driver.cuMemPoolImportPointer(self._handle, exported)))
 
-    def close(self, address: int, stream: Any) -> None:
+    def close(self, address: int) -> None:
         """Close an allocation; its owner may free it after this returns."""
-        check(self._driver.cuMemFreeAsync(address, stream))
-        check(self._driver.cuStreamSynchronize(stream))
+        check(self._gpu.driver.cuMemFreeAsync(address, self._closing.handle))
+        check(self._gpu.driver.cuStreamSynchronize(self._closing.handle))
+
+    def put(self, stream: Any, to: int, source: int, nbytes: int) -> None:
+        """Copy memory of the GPU to the other process, in the order of a stream."""
+        self._gpu.copy(stream, to, source, nbytes)
 
 
 def _access(driver: Any, ordinal: int) -> Any:

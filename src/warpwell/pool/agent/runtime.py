@@ -108,8 +108,8 @@ class Runtime:
     def close_stream(self, stream: Any) -> None:
         """Destroy a stream after its work."""
 
-    def write(self, stream: Any, to: int, data: Any, *, lent: bool = False) -> None:
-        """Copy host data to the device. The data may change after the call or, if `lent`, after the stream's copy."""
+    def write(self, stream: Any, to: int, data: Any) -> None:
+        """Copy host data, which may change after the call or, if it is page-locked, after the stream's copy."""
         raw = np.frombuffer(data, np.uint8)
         if raw.nbytes:
             view_of(to, raw.nbytes, np.uint8)[:] = raw

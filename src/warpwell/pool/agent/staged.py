@@ -63,7 +63,7 @@ def receive(
             transfer.wait(k + 1, limit())
             offset, size = k * chunk, min(chunk, nbytes - k * chunk)
             slot = k % buffers * chunk
-            runtime.write(stream, to + offset, staging[slot : slot + size], lent=True)
+            runtime.write(stream, to + offset, staging[slot : slot + size])
             marks.add(stream)
             transfer.allow(min(transfer.chunks, marks.count_reached() + buffers))
     except BaseException:

@@ -54,7 +54,7 @@ def write(agent: AgentState, stream: int, sequence: int, handle: int, data: byte
 
     def run(lane: Lane) -> None:
         source = data if shared is None else shared[0].bytes[shared[1] : shared[1] + view.nbytes]
-        agent.runtime.write(lane.stream, view.address(agent.runtime, lane.stream), source, lent=shared is not None)
+        agent.runtime.write(lane.stream, view.address(agent.runtime, lane.stream), source)
         if shared is not None and not agent.runtime.synchronous:
             # The program may drop its array, and with it the mapping, while the device still reads it.
             agent.later(lambda: shared and None, agent.runtime.mark(lane.stream, False))
