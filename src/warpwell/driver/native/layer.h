@@ -421,6 +421,8 @@ struct ww_pool *ww_pool_of(struct ww_device *d);
 void ww_pool_give(struct ww_pool *p, size_t nbytes);
 void *ww_pool_handle(struct ww_pool *p);
 int ww_pool_at(void *handle, struct ww_pool **p);
+/* Check the properties of a pool or of an allocation. *d: the device of the location, or NULL for the host. */
+int ww_props_check(const struct cu_pool_props *props, struct ww_device **d);
 struct ww_pool *ww_default_pool(struct ww_device *d, bool managed);
 int ww_pool_allocate(struct ww_pool *p, struct ww_device *d, uint32_t stream, size_t nbytes, CUdeviceptr *address);
 

@@ -311,12 +311,10 @@ static int read_file(const char *path, char **all, size_t *nbytes) {
 }
 
 int ww_body_cuModuleLoad(CUmodule *module, const char *path) {
-    char *image;
+    char *image = NULL;
     size_t nbytes;
     int error = read_file(path, &image, &nbytes);
-    if (error)
-        return error;
-    error = ww_load_module(module, image, nbytes, 0, NULL, NULL);
+    error = error ? error : ww_load_module(module, image, nbytes, 0, NULL, NULL);
     free(image);
     return error;
 }
@@ -414,12 +412,10 @@ int ww_load_library(CUlibrary *library, const void *image, size_t most, int *nam
 }
 
 int ww_body_cuLibraryLoadFromFile(CUlibrary *library, const char *path, int *names, void **values, unsigned n) {
-    char *image;
+    char *image = NULL;
     size_t nbytes;
     int error = read_file(path, &image, &nbytes);
-    if (error)
-        return error;
-    error = ww_load_library(library, image, nbytes, names, values, n);
+    error = error ? error : ww_load_library(library, image, nbytes, names, values, n);
     free(image);
     return error;
 }

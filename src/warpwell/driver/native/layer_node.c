@@ -39,26 +39,15 @@ static int make_alloc(struct cu_node_alloc *p, struct ww_work *w) {
     int error = p && p->nbytes ? ww_need(&w->device) : CUDA_ERROR_INVALID_VALUE;
     if (error)
         return error;
-    const struct cu_mem_location *at = &p->pool.location;
-    bool managed = p->pool.type == CU_MEM_MANAGED;
-    if (p->pool.type != CU_MEM_PINNED && (!managed || (error = ww_managed_check(w->device))))
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    if (p->pool.handle_types)
-        return ww_refused("graphs that allocate memory for other processes");
-    if (at->kind == CU_LOCATION_DEVICE) {
-        if (at->id < 0 || at->id >= layer.ndevices)
-            return CUDA_ERROR_INVALID_VALUE;
-        w->device = &layer.devices[at->id];
-        if ((error = ww_open(w->device)))
-            return error;
-    } else if (!managed && at->kind != CU_LOCATION_HOST && at->kind != CU_LOCATION_NUMA) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
+    struct ww_device *d;
+    if ((error = ww_props_check(&p->pool, &d)) || (d && (error = ww_open(d))))
+        return error;
+    w->device = d ? d : w->device;
     for (size_t i = 0; i < p->naccess; i++)
         if (p->access[i].location.kind == CU_LOCATION_DEVICE && p->access[i].location.id != ww_device_number(w->device))
             return ww_refused("graphs that allocate memory for another device");
     w->kind = CU_NODE_ALLOC;
-    w->of.memory = ww_graph_memory_new(w->device, p->nbytes, managed || at->kind != CU_LOCATION_DEVICE, &error);
+    w->of.memory = ww_graph_memory_new(w->device, p->nbytes, !d || p->pool.type == CU_MEM_MANAGED, &error);
     if (!error)
         p->address = w->of.memory->address;
     return error;

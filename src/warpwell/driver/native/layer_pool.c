@@ -64,6 +64,10 @@ struct ww_pool *ww_pool_of(struct ww_device *d) {
 
 void *ww_pool_handle(struct ww_pool *p) { return p->object; }
 
+static bool is_place(const struct cu_mem_location *at) {
+    return at->kind != CU_LOCATION_DEVICE || (at->id >= 0 && at->id < layer.ndevices);
+}
+
 static size_t pieces(size_t nbytes) { return (nbytes + PIECE - 1) / PIECE * PIECE; }
 
 /* Count an allocation; false: the pool would be too large. */
@@ -110,25 +114,28 @@ int ww_pool_at(void *h, struct ww_pool **p) {
     return error ? error : *p ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 
+int ww_props_check(const struct cu_pool_props *props, struct ww_device **d) {
+    const struct cu_mem_location *at = &props->location;
+    bool managed = props->type == CU_MEM_MANAGED;
+    int error = managed ? ww_managed_check(&layer.devices[0]) : 0;
+    if (error || (!managed && props->type != CU_MEM_PINNED))
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (props->handle_types)
+        return ww_refused("memory pools and allocations of graphs for other processes");
+    bool is_on_device = at->kind == CU_LOCATION_DEVICE;
+    if (!is_place(at) || !(managed || is_on_device || at->kind == CU_LOCATION_HOST || at->kind == CU_LOCATION_NUMA))
+        return CUDA_ERROR_INVALID_VALUE;
+    *d = is_on_device ? &layer.devices[at->id] : NULL;
+    return 0;
+}
+
 int ww_body_cuMemPoolCreate(void **pool, void *wanted) {
     const struct cu_pool_props *props = wanted;
-    struct ww_device *d = NULL;
-    int error = 0;
-    if (props->type != CU_MEM_PINNED && props->type != CU_MEM_MANAGED)
-        return CUDA_ERROR_INVALID_VALUE;
-    bool managed = props->type == CU_MEM_MANAGED;
-    if (managed && (error = ww_managed_check(&layer.devices[0])))
+    struct ww_device *d;
+    int error = ww_props_check(props, &d);
+    if (error)
         return error;
-    if (props->handle_types)
-        return ww_refused("cuMemPoolCreate for other processes");
-    if (props->location.kind == CU_LOCATION_DEVICE) {
-        if (props->location.id < 0 || props->location.id >= layer.ndevices)
-            return CUDA_ERROR_INVALID_VALUE;
-        d = &layer.devices[props->location.id];
-    } else if (!managed && props->location.kind != CU_LOCATION_HOST && props->location.kind != CU_LOCATION_NUMA) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    struct ww_pool *p = make(managed ? NULL : d, props);
+    struct ww_pool *p = make(props->type == CU_MEM_MANAGED ? NULL : d, props);
     if (!p)
         return CUDA_ERROR_OUT_OF_MEMORY;
     *pool = p->object;
@@ -218,10 +225,6 @@ static bool reaches(const struct ww_pool *p, const struct cu_mem_location *at) {
     if (at->kind != CU_LOCATION_DEVICE)
         return !p->device;
     return !p->device || p->device == &layer.devices[at->id];
-}
-
-static bool is_place(const struct cu_mem_location *at) {
-    return at->kind != CU_LOCATION_DEVICE || (at->id >= 0 && at->id < layer.ndevices);
 }
 
 /* Return true if a device was given access to a pool of another device, and neither was reset since. */
