@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import errors
-from ..launch.reservation import LOCK_SECONDS, NOTE_SECONDS, POLL_SECONDS, Claim, Reservation
+from ..launch.reservation import NOTE_SECONDS, POLL_SECONDS, Claim, Reservation
 from .copies import MappedArray
 from .memory import BufferView
 from .protocol import Op
@@ -143,15 +142,15 @@ def reserve(agent: AgentState, _s: int, _q: int, reply: int, gpus: Sequence[str]
             agent.spare.note(text)
 
     def run() -> None:
-        reservation = Reservation(gpus, count, math.inf, note)
+        reservation = Reservation(gpus, count, seconds, note)
         try:
             while not (reserved := reservation.poll()):
-                if time.monotonic() >= start + seconds + (0.0 if reservation.has_looked else LOCK_SECONDS):
-                    raise errors.StallError(reservation.shortage(), seconds=seconds)
                 if released.wait(POLL_SECONDS):
                     return
             agent.send(Op.REPLY, reply, reserved)
             released.wait()
+        except errors.AgentError:
+            agent.refuse(reply, "reservation", errors.StallError(reservation.shortage(), seconds=seconds))
         except Exception as error:
             agent.refuse(reply, "reservation", error)
         finally:

@@ -109,11 +109,6 @@ class Reservation:
     note : callable
         Called with a line about the position in the queue, at once and every `NOTE_SECONDS`.
 
-    Attributes
-    ----------
-    has_looked : bool
-        Whether `poll` has had the lock of the queue, and has checked which GPUs are free.
-
     Raises
     ------
     AgentError
@@ -129,7 +124,6 @@ class Reservation:
         self._claims: list[Claim] = []
         self._reserved: list[str] = []
         self._ahead = 0
-        self.has_looked = False
         if count > len(gpus):
             raise AgentError(f"{self.shortage()}: start fewer, add hosts, or use --share-gpu")
 
@@ -147,7 +141,6 @@ class Reservation:
         try:
             with _queue() as folder:
                 free = self._free(folder)
-                self.has_looked = True
                 for uuid in free[: self._count] if len(free) >= self._count else ():
                     self._claims.append(Claim(uuid, exclusive=True))
                     self._reserved.append(uuid)
