@@ -17,9 +17,7 @@ static int insert(struct ww_ranges *t, const struct ww_span *r) {
         return CUDA_ERROR_ALREADY_MAPPED;
     if (!ww_grow(&t->all, t->n, sizeof *t->all))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    memmove(t->all + i + 1, t->all + i, (t->n - i) * sizeof *t->all);
-    t->all[i] = *r;
-    t->n++;
+    ww_insert(t->all, &t->n, sizeof *t->all, i, r);
     return 0;
 }
 
@@ -42,8 +40,7 @@ bool ww_range_take(struct ww_ranges *t, uint64_t start, uint32_t type, struct ww
     if (!find(t, start, &i) || t->all[i].start != start || t->all[i].type != type)
         return false;
     *r = t->all[i];
-    t->n--;
-    memmove(t->all + i, t->all + i + 1, (t->n - i) * sizeof *t->all);
+    ww_remove(t->all, &t->n, sizeof *t->all, i);
     return true;
 }
 

@@ -112,6 +112,21 @@ static inline size_t ww_first_behind(const void *all, size_t n, size_t each, uin
     return low;
 }
 
+/* Insert an item of `each` bytes at index i of an array of *n items, which has room for it. */
+static inline void ww_insert(void *all, size_t *n, size_t each, size_t i, const void *item) {
+    char *at = (char *)all + i * each;
+    memmove(at + each, at, (*n - i) * each);
+    memcpy(at, item, each);
+    ++*n;
+}
+
+/* Remove the item at index i of an array of *n items of `each` bytes. */
+static inline void ww_remove(void *all, size_t *n, size_t each, size_t i) {
+    char *at = (char *)all + i * each;
+    --*n;
+    memmove(at, at + each, (*n - i) * each);
+}
+
 /* -- packets with descriptors -------------------------------------------------------------------------------------- */
 
 #define WW_DESCRIPTORS 8 /* maximum number in a packet */

@@ -29,21 +29,15 @@ static ptrdiff_t find(const struct ww_arena *a, uint64_t at) {
     return (ptrdiff_t)ww_first_behind(a->blocks, a->n, sizeof *a->blocks, at);
 }
 
-static void drop(struct ww_arena *a, size_t i) {
-    memmove(a->blocks + i, a->blocks + i + 1, (a->n - i - 1) * sizeof *a->blocks);
-    a->n--;
-}
-
 /* Shorten block i to `size` bytes. The rest becomes the next block, in the same state. */
 static void cut(struct ww_arena *a, size_t i, uint64_t size) {
     if (a->blocks[i].size == size)
         return;
     a->blocks = ww_grown(a->blocks, a->n + 1, &a->room, sizeof *a->blocks);
-    memmove(a->blocks + i + 2, a->blocks + i + 1, (a->n - i - 1) * sizeof *a->blocks);
-    a->n++;
-    a->blocks[i + 1] = a->blocks[i];
-    a->blocks[i + 1].at += size;
-    a->blocks[i + 1].size -= size;
+    struct ww_block rest = a->blocks[i];
+    rest.at += size;
+    rest.size -= size;
+    ww_insert(a->blocks, &a->n, sizeof rest, i + 1, &rest);
     a->blocks[i].size = size;
 }
 
@@ -51,11 +45,11 @@ static void cut(struct ww_arena *a, size_t i, uint64_t size) {
 static size_t join(struct ww_arena *a, size_t i) {
     if (i + 1 < a->n && a->blocks[i + 1].state == a->blocks[i].state) {
         a->blocks[i].size += a->blocks[i + 1].size;
-        drop(a, i + 1);
+        ww_remove(a->blocks, &a->n, sizeof *a->blocks, i + 1);
     }
     if (i && a->blocks[i - 1].state == a->blocks[i].state) {
         a->blocks[i - 1].size += a->blocks[i].size;
-        drop(a, i);
+        ww_remove(a->blocks, &a->n, sizeof *a->blocks, i);
         i--;
     }
     return i;

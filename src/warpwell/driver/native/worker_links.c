@@ -122,9 +122,8 @@ static CUresult import(struct link *l, uint64_t at, uint64_t n, int fd) {
         return code;
     WW_LOCK(&lock);
     l->imports = ww_grown(l->imports, l->nimports, &l->room, sizeof *l->imports);
-    memmove(l->imports + i + 1, l->imports + i, (l->nimports - i) * sizeof *l->imports);
-    l->imports[i] = (struct ww_chunk){.at = at, .size = n, .handle = handle};
-    l->nimports++;
+    struct ww_chunk chunk = {.at = at, .size = n, .handle = handle};
+    ww_insert(l->imports, &l->nimports, sizeof *l->imports, i, &chunk);
     return CUDA_SUCCESS;
 }
 
@@ -134,8 +133,7 @@ static CUresult unmap_import(struct link *l, uint64_t at, uint64_t n) {
         return CUDA_ERROR_INVALID_VALUE;
     uint64_t handle = l->imports[i].handle;
     pthread_mutex_lock(&lock);
-    memmove(l->imports + i, l->imports + i + 1, (l->nimports - i - 1) * sizeof *l->imports);
-    l->nimports--;
+    ww_remove(l->imports, &l->nimports, sizeof *l->imports, i);
     pthread_mutex_unlock(&lock);
     CUresult code = native.cuMemUnmap(at, n);
     return code ? code : native.cuMemRelease(handle);

@@ -362,8 +362,7 @@ static void forget_pin(uint64_t at) {
     if (pins[i].fd >= 0)
         close(pins[i].fd);
     *pins[i].total -= pins[i].nbytes;
-    memmove(pins + i, pins + i + 1, (npins - i - 1) * sizeof *pins);
-    npins--;
+    ww_remove(pins, &npins, sizeof *pins, i);
 }
 
 /* Answer a PIN or a BORROW. */
@@ -416,9 +415,8 @@ static CUresult add_pin(const struct ww_args_pin *args, uint64_t *total) {
     if (i < npins && pins[i].at < args->address + args->nbytes)
         return CUDA_ERROR_ALREADY_MAPPED;
     pins = ww_grown(pins, npins, &pins_room, sizeof *pins);
-    memmove(pins + i + 1, pins + i, (npins - i) * sizeof *pins);
-    pins[i] = (struct pin){args->address, args->nbytes, COMING, args->lends != 0, -1, total};
-    npins++;
+    struct pin added = {args->address, args->nbytes, COMING, args->lends != 0, -1, total};
+    ww_insert(pins, &npins, sizeof *pins, i, &added);
     *total += args->nbytes;
     return CUDA_SUCCESS;
 }
