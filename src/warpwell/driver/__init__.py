@@ -22,7 +22,7 @@ from .. import registry
 
 if TYPE_CHECKING:
     from .board import Board
-    from .clients import DEVICE_UNAVAILABLE, MISMATCH, Client, ClientListener, RefusedError, Served, receive, refuse
+    from .clients import DEVICE_UNAVAILABLE, MISMATCH, Client, ClientListener, RefusedError, receive, refuse
     from .elf import examine_program, is_compiled, uses_cuda
     from .environment import make_library_folder
     from .passthrough import machine_driver, passthrough_environ, uses_driver_directly
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _FROM = {
     "server": "DriverServer",
     "board": "Board",
-    "clients": "Client ClientListener RefusedError Served refuse receive DEVICE_UNAVAILABLE MISMATCH",
+    "clients": "Client ClientListener RefusedError refuse receive DEVICE_UNAVAILABLE MISMATCH",
     "elf": "examine_program is_compiled uses_cuda",
     "environment": "make_library_folder",
     "passthrough": "machine_driver passthrough_environ uses_driver_directly",

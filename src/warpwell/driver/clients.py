@@ -1,4 +1,4 @@
-"""`ClientListener`: sockets on which programs request devices.
+"""`ClientListener`: the socket on which programs request a device.
 
 A client that breaks the protocol loses its own connection only. A subclass serves the accepted clients: `server.py`
 starts a worker, ``pool/cuda/near.py`` uses a worker on another host.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import functools
 import os
 import selectors
 import socket
@@ -40,15 +41,6 @@ _HELLO_SECONDS = 10.0
 _TICK = 0.5
 
 
-@dataclass
-class Served:
-    """A device: its name for the server, its number for clients, and its facts after a client has requested them."""
-
-    device: str
-    ordinal: int
-    facts: bytes | None = None
-
-
 class RefusedError(WarpwellError):
     """The listener refuses a client.
 
@@ -77,7 +69,6 @@ class Client:
     """
 
     line: socket.socket
-    served: Served
     pidfd: int | None
     since: float = field(default_factory=time.monotonic)
     greeted: bool = False
@@ -100,25 +91,40 @@ class Client:
 
 
 class ClientListener(ABC):
-    """Listens for clients of devices, in a thread of its own.
+    """Listens for clients of a device, in a thread of its own.
 
     A subclass initializes itself, then calls `start`. The thread calls `facts` and `open`. If one of these cannot
     answer yet, the thread calls it again after each event, and at least twice a second.
+
+    Parameters
+    ----------
+    ordinal : int
+        The clients' number of the device.
+
+    Attributes
+    ----------
+    ordinal : int
+    protocol : int
+        Hash of the protocol of layer and worker.
+    known_facts : bytes or None
+        The device's facts after a client has requested them.
     """
 
-    def __init__(self) -> None:
-        self._protocol = generate.protocol_hash()
-        self._listeners: list[tuple[socket.socket, Path]] = []
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self.known_facts: bytes | None = None
+        self.protocol = generate.protocol_hash()
+        self._listener: socket.socket | None = None
         self._clients: set[Client] = set()
         self._ending = False
         self._selector = selectors.DefaultSelector()
-        self._adopted: deque[tuple[socket.socket, Served]] = deque()
+        self._adopted: deque[socket.socket] = deque()
         self._waker: tuple[socket.socket, socket.socket] | None = None
         self._thread: threading.Thread | None = None
 
     @abstractmethod
-    def facts(self, client: Client) -> bytes | None:
-        """Return a device's facts, or None if they are not known yet. Raises `RefusedError`."""
+    def facts(self) -> bytes | None:
+        """Return the device's facts, or None if they are not known yet. Raises `RefusedError`."""
 
     @abstractmethod
     def open(self, client: Client, output: int, errors: int) -> bool:
@@ -136,9 +142,9 @@ class ClientListener(ABC):
     def serving(self) -> int:
         """Number of clients that are served."""
 
-    def listen(self, folder: Path, served: Served) -> None:
-        """Make the socket of a device."""
-        path = folder / f"device-{served.ordinal}"
+    def listen(self, folder: Path) -> None:
+        """Make the socket of the device."""
+        path = folder / f"device-{self.ordinal}"
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
             raise ArgumentError(
                 f"the path of the socket {path} is too long: set TMPDIR to a folder with a shorter path"
@@ -152,14 +158,14 @@ class ClientListener(ABC):
         except BaseException:
             line.close()
             raise
-        self._listeners.append((line, path))
-        self._selector.register(line, selectors.EVENT_READ, served)
+        self._listener = line
+        self._selector.register(line, selectors.EVENT_READ, functools.partial(self._accept, line))
 
     def start(self) -> None:
         """Start the thread."""
         self._waker = socket.socketpair()
         self._waker[0].setblocking(False)
-        self._selector.register(self._waker[0], selectors.EVENT_READ, None)
+        self._selector.register(self._waker[0], selectors.EVENT_READ, functools.partial(_drain, self._waker[0]))
         self._thread = threading.Thread(target=self._serve, name="warpwell cuda clients", daemon=True)
         self._thread.start()
 
@@ -170,28 +176,29 @@ class ClientListener(ABC):
             with contextlib.suppress(OSError):
                 self._waker[1].send(b".")
 
-    def adopt(self, served: Served) -> socket.socket:
-        """Return a connection of a client in this process, without a socket in the file system."""
+    def connect(self) -> socket.socket:
+        """Return a connection of a client in this process, as if it had connected to the socket."""
         server_end, client_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._adopted.append((server_end, served))
+        self._adopted.append(server_end)
         self.wake()
         return client_end
 
     def close(self) -> None:
-        """Close the sockets, and drop clients that are not served yet."""
+        """Close the socket, and drop clients that are not served yet."""
         self._ending = True
         self.wake()
         if self._thread is not None:
             self._thread.join(FACTS_SECONDS)
             self._thread = None
-        for line, path in self._listeners:
-            line.close()
-            path.unlink(missing_ok=True)
-        self._listeners = []
+        if self._listener is not None:
+            path = self._listener.getsockname()
+            self._listener.close()
+            self._listener = None
+            Path(path).unlink(missing_ok=True)
         for client in list(self._clients):
             client.close()
         self._clients.clear()
-        for line, _ in self._adopted:
+        for line in self._adopted:
             line.close()
         for end in self._waker or ():
             end.close()
@@ -205,17 +212,11 @@ class ClientListener(ABC):
             ready = self._selector.select(_TICK)
             oldest = time.monotonic() - _HELLO_SECONDS  # the work below does not count as time of clients
             for key, _ in ready:
-                if isinstance(key.data, Served):
-                    self._accept(key.fileobj, key.data)  # type: ignore[arg-type]
-                elif isinstance(key.data, Client):
-                    self._receive(key.data)
-                else:
-                    with contextlib.suppress(OSError):
-                        key.fileobj.recv(4096)  # type: ignore[union-attr]
+                key.data()
             while self._adopted:
-                line, served = self._adopted.popleft()
+                line = self._adopted.popleft()
                 line.setblocking(False)
-                self._add_client(line, served, None)
+                self._add_client(line, None)
             self.tick()
             for client in list(self._clients):
                 if client.request is not None:
@@ -223,7 +224,7 @@ class ClientListener(ABC):
                 elif not client.greeted and client.since < oldest:
                     self._drop(client)
 
-    def _accept(self, listener: socket.socket, served: Served) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         try:
             line, _ = listener.accept()
         except OSError:
@@ -234,19 +235,19 @@ class ClientListener(ABC):
             pid, user = socket_peer(line)
             if user != os.getuid():
                 refuse(line, DEVICE_UNAVAILABLE, "the devices belong to another user; start a pool of your own")
-            elif self._add_client(line, served, pid):
+            elif self._add_client(line, pid):
                 return
             line.close()
 
-    def _add_client(self, line: socket.socket, served: Served, pid: int | None) -> bool:
+    def _add_client(self, line: socket.socket, pid: int | None) -> bool:
         """Accept a new connection; close it and return False if there are too many."""
         if len(self._clients) >= MAX_CLIENTS or self.serving >= MAX_CLIENTS:
             refuse(line, DEVICE_UNAVAILABLE, f"the device already has the maximum of {MAX_CLIENTS} clients")
             line.close()
             return False
-        client = Client(line, served, None if pid is None else _pidfd(line, pid))
+        client = Client(line, None if pid is None else _pidfd(line, pid))
         try:
-            self._selector.register(line, selectors.EVENT_READ, client)
+            self._selector.register(line, selectors.EVENT_READ, functools.partial(self._receive, client))
         except OSError:
             client.close()
             return False
@@ -293,10 +294,10 @@ class ClientListener(ABC):
         message, magic, protocol, _, _, share = HELLO_PACKET.unpack(packet)
         if magic != MAGIC:
             return False
-        if protocol != self._protocol:
+        if protocol != self.protocol:
             raise RefusedError(MISMATCH, "layer and pool have different versions of warpwell; restart the pool")
         if message == HELLO:
-            if (facts := self.facts(client)) is None:
+            if (facts := self.facts()) is None:
                 return None
             client.line.send(facts)
             client.greeted = True
@@ -332,6 +333,11 @@ def refuse(line: socket.socket, code: int, why: str) -> None:
     """Send a client the code and the reason of a refusal."""
     with contextlib.suppress(OSError):
         line.send(REFUSED_PACKET.pack(REFUSED, code, why.encode()[:499]))
+
+
+def _drain(waker: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        waker.recv(4096)
 
 
 def _pidfd(line: socket.socket, pid: int) -> int | None:

@@ -35,7 +35,6 @@ from .clients import (
     Client,
     ClientListener,
     RefusedError,
-    Served,
 )
 from .environment import worker_environ
 
@@ -114,8 +113,7 @@ class DriverServer(ClientListener):
         quota: int | None = None,
         claim: Callable[[], Any] | None = None,
     ) -> None:
-        super().__init__()
-        self._served = Served(device, ordinal)
+        super().__init__(ordinal)
         self._line = [str(parts.worker), "--driver", str(driver or "libcuda.so.1"), "--device", device]
         self._line += ["--ordinal", str(ordinal), *(["--quota", str(quota)] if quota else [])]
         self._environ = worker_environ(os.environ)
@@ -127,7 +125,7 @@ class DriverServer(ClientListener):
         self._life: tuple[int, ...] = os.pipe()
         try:
             if folder is not None:
-                self.listen(Path(folder), self._served)
+                self.listen(Path(folder))
             self.start()
         except BaseException:
             self.close()
@@ -157,17 +155,13 @@ class DriverServer(ClientListener):
                         "pid": pid,
                         "command": "" if pid is None else _command(pid),
                         "worker": worker.pid,
-                        "device": self._served.ordinal,
+                        "device": self.ordinal,
                         "bytes": used,
                         "calls": calls,
                         "seconds": time.monotonic() - program.since,
                     }
                 )
         return found
-
-    def connect(self) -> socket.socket:
-        """Return a connection of a client in this process, as if it had connected to the socket."""
-        return self.adopt(self._served)
 
     @property
     def serving(self) -> int:
@@ -213,15 +207,15 @@ class DriverServer(ClientListener):
             with contextlib.suppress(OSError):  # out of processes or descriptors: try again later
                 self._spare = self._start()
 
-    def facts(self, client: Client) -> bytes | None:
-        if self._served.facts is None:
+    def facts(self) -> bytes | None:
+        if self.known_facts is None:
             spare = self._start()
             facts = _receive_facts(spare)
             if isinstance(facts, str):
                 _end(spare)
                 raise RefusedError(DEVICE_UNAVAILABLE, facts)
-            self._served.facts, self._spare = facts, spare
-        return self._served.facts
+            self.known_facts, self._spare = facts, spare
+        return self.known_facts
 
     def open(self, client: Client, output: int, errors: int) -> bool:
         if self._claim is not None:
@@ -261,10 +255,10 @@ class DriverServer(ClientListener):
 
     def _board(self, client: Client) -> Board | None:
         """Return the board of the device if a client shares it with other programs."""
-        if not client.share or self._served.facts is None:
+        if not client.share or self.known_facts is None:
             return None
         try:
-            board = Board.of(device_file(self._served.facts[_UUID]))
+            board = Board.of(device_file(self.known_facts[_UUID]))
             board.ensure_arbiter()
         except (WarpwellError, OSError) as error:
             raise RefusedError(DEVICE_UNAVAILABLE, f"the device cannot be shared: {error}") from None

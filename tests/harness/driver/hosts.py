@@ -115,7 +115,8 @@ class Hosts:
 
     def close_near(self) -> None:
         """End the server of the communicator, and all of its clients."""
-        self.near.close()
+        for remote in self.near.remotes.values():
+            remote.close()
         clients = list(self.near.served.values())
         for client in clients:
             client.stop()

@@ -1,7 +1,7 @@
 """`NearServer`: serves devices of other hosts to programs of this host, and mirrors the ring of each client.
 
-Threads: one listens; the communicator's receiving thread calls `handle`; for each client, one reads the ring and sends
-messages, and one waits for bulk data. The receiving thread never sends and never blocks.
+Threads: for each device, one listens; the communicator's receiving thread calls `handle`; for each client, one reads
+the ring and sends messages, and one waits for bulk data. The receiving thread never sends and never blocks.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...driver import DEVICE_UNAVAILABLE, Client, ClientListener, RefusedError, Served, refuse
+from ...driver import DEVICE_UNAVAILABLE, Client, ClientListener, RefusedError, refuse
 from ...errors import ClosedError, PoolError, StallError
 from ..agent.protocol import Op, pack
 from ..launch.reservation import WAIT
@@ -35,34 +34,7 @@ _OUT_OF_MEMORY, _UNKNOWN = 2, 999
 """CUDA_ERROR_OUT_OF_MEMORY and CUDA_ERROR_UNKNOWN."""
 
 
-@dataclass
-class Remote(Served):
-    """A device of another host.
-
-    Attributes
-    ----------
-    rank : int
-        Rank of the agent.
-    refusal : (int, str) or None
-        CUDA error and reason if the agent cannot serve the device.
-    lost : str
-        Why the agent is lost, or "".
-    requested : bool
-        Whether a request for the properties is open.
-    """
-
-    rank: int = 0
-    refusal: tuple[int, str] | None = None
-    lost: str = ""
-    requested: bool = False
-
-    def require_agent(self) -> None:
-        """Raise `RefusedError` if the agent is lost."""
-        if self.lost:
-            raise RefusedError(DEVICE_UNAVAILABLE, f"{self.device} is lost: {self.lost}")
-
-
-class NearServer(ClientListener):
+class NearServer:
     """Serves the devices of agents on other hosts. Its sockets exist at once; `begin` starts to accept clients.
 
     Parameters
@@ -78,63 +50,28 @@ class NearServer(ClientListener):
     transport: Transport
 
     def __init__(self, devices: Mapping[int, tuple[int, str]], folder: Path, relay: Path) -> None:
-        super().__init__()
         self.relay, self.tags = Relay(relay), Tags()
-        self.remotes = {k: Remote(name, k, rank=rank) for k, (rank, name) in devices.items()}
+        self.remotes = {ordinal: Remote(self, ordinal, *agent) for ordinal, agent in devices.items()}
         self.served: dict[int, NearClient] = {}
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
         for remote in self.remotes.values():
-            self.listen(folder, remote)
+            remote.listen(folder)
 
     def begin(self, transport: Transport) -> None:
         """Serve clients over `transport`. The caller passes received messages of CUDA to `handle`."""
         self.transport = transport
-        self.start()
+        for remote in self.remotes.values():
+            remote.start()
         transport.on_lost(self._lost)
         for remote in self.remotes.values():  # concurrently, and before a client waits for a reply
-            self._request_facts(remote)
-
-    # -- the listening thread ----------------------------------------------------------------------------------
-
-    @property
-    def serving(self) -> int:
-        return len(self.served)
-
-    def facts(self, client: Client) -> bytes | None:
-        remote = client.served
-        assert isinstance(remote, Remote)
-        if remote.facts is not None:  # even if the agent is lost, because its device keeps the ordinal
-            return remote.facts
-        remote.require_agent()
-        if remote.refusal is not None:
-            refusal, remote.refusal = remote.refusal, None  # the next client causes another request
-            raise RefusedError(*refusal)
-        if not remote.requested:
-            name = "warpwell cuda facts"
-            threading.Thread(target=self._request_facts, args=(remote,), name=name, daemon=True).start()
-        return None
-
-    def open(self, client: Client, output: int, errors: int) -> bool:
-        remote = client.served
-        assert isinstance(remote, Remote)
-        remote.require_agent()
-        pidfd = None if client.pidfd is None else os.dup(client.pidfd)
-        served = NearClient(self, next(self._numbers), remote, client.line.dup(), pidfd)
-        self.served[served.number] = served
-        served.thread.start()
-        return True
-
-    def _request_facts(self, remote: Remote) -> None:
-        remote.requested = True
-        with contextlib.suppress(PoolError, ClosedError, StallError):
-            self.transport.send(remote.rank, pack(int(Op.CUDA), int(Kind.QUERY), remote.ordinal, self._protocol))
+            remote.request_facts()
 
     # -- the receiving thread ----------------------------------------------------------------------------------
 
     def handle(self, peer: int, kind: int, *operands: Any) -> None:
         """Handle a message of an agent."""
         if kind == Kind.FACTS:
-            self._handle_facts(*operands)
+            self.remotes[operands[0]].store_facts(*operands[1:])
             return
         client = self.served.get(operands[0])
         if client is None or client.remote.rank != peer:
@@ -147,26 +84,94 @@ class NearServer(ClientListener):
         elif kind == Kind.ENDED:
             client.incoming.put(None)
 
-    def _handle_facts(self, ordinal: int, facts: bytes | None, code: int, reason: str) -> None:
-        remote = self.remotes[ordinal]
-        remote.requested = False
-        if facts is None:
-            remote.refusal = (code, reason)
-        else:
-            try:
-                remote.facts = self.relay.facts(facts, False)
-            except PoolError as error:
-                remote.refusal = (DEVICE_UNAVAILABLE, str(error))
-        self.wake()
-
     def _lost(self, peer: int, reason: str) -> None:
         for remote in self.remotes.values():
             if remote.rank == peer:
                 remote.lost = remote.lost or reason
+                remote.wake()
         for client in list(self.served.values()):
             if client.remote.rank == peer:
                 client.stop()
+
+
+class Remote(ClientListener):
+    """A device of another host.
+
+    Parameters
+    ----------
+    server : NearServer
+    ordinal : int
+    rank : int
+        Rank of the agent.
+    name : str
+        Name of the agent.
+
+    Attributes
+    ----------
+    rank : int
+    name : str
+    lost : str
+        Why the agent is lost, or "".
+    """
+
+    def __init__(self, server: NearServer, ordinal: int, rank: int, name: str) -> None:
+        super().__init__(ordinal)
+        self.rank, self.name, self.lost = rank, name, ""
+        self._server = server
+        self._refusal: tuple[int, str] | None = None  # error and reason if the agent cannot serve the device
+        self._is_requested = False
+
+    def require_agent(self) -> None:
+        """Raise `RefusedError` if the agent is lost."""
+        if self.lost:
+            raise RefusedError(DEVICE_UNAVAILABLE, f"{self.name} is lost: {self.lost}")
+
+    def send(self, kind: Kind, *operands: Any) -> None:
+        """Send a message to the agent."""
+        self._server.transport.send(self.rank, pack(int(Op.CUDA), int(kind), *operands))
+
+    def request_facts(self) -> None:
+        """Request the facts of the device. A lost agent is reported otherwise."""
+        self._is_requested = True
+        with contextlib.suppress(PoolError, ClosedError, StallError):
+            self.send(Kind.QUERY, self.ordinal, self.protocol)
+
+    def store_facts(self, facts: bytes | None, code: int, reason: str) -> None:
+        """Store the reply to a request: the facts, or a refusal."""
+        self._is_requested = False
+        if facts is None:
+            self._refusal = (code, reason)
+        else:
+            try:
+                self.known_facts = self._server.relay.facts(facts, False)
+            except PoolError as error:
+                self._refusal = (DEVICE_UNAVAILABLE, str(error))
         self.wake()
+
+    # -- the listening thread ----------------------------------------------------------------------------------
+
+    @property
+    def serving(self) -> int:
+        return len(self._server.served)
+
+    def facts(self) -> bytes | None:
+        if self.known_facts is not None:  # even if the agent is lost, because its device keeps the ordinal
+            return self.known_facts
+        self.require_agent()
+        if self._refusal is not None:
+            refusal, self._refusal = self._refusal, None  # the next client causes another request
+            raise RefusedError(*refusal)
+        if not self._is_requested:
+            threading.Thread(target=self.request_facts, name="warpwell cuda facts", daemon=True).start()
+        return None
+
+    def open(self, client: Client, output: int, errors: int) -> bool:
+        self.require_agent()
+        pidfd = None if client.pidfd is None else os.dup(client.pidfd)
+        served = NearClient(self._server, next(self._server.numbers), self, client.line.dup(), pidfd)
+        self._server.served[served.number] = served
+        served.thread.start()
+        return True
 
 
 class NearClient:
@@ -206,17 +211,17 @@ class NearClient:
             self._close()
 
     def _send(self, kind: Kind, *operands: Any) -> None:
-        self._transport.send(self.remote.rank, pack(int(Op.CUDA), int(kind), self.number, *operands))
+        self.remote.send(kind, self.number, *operands)
 
     def _open(self) -> Near:
         relay = self._server.relay
-        self._send(Kind.OPEN, self.remote.ordinal, self._server._protocol)
+        self._send(Kind.OPEN, self.remote.ordinal, self.remote.protocol)
         deadline = time.monotonic() + _OPEN_SECONDS + float(os.environ.get(WAIT, 0))
         while not self.opened.wait(0.05):
             self.remote.require_agent()
             is_late = time.monotonic() > deadline
             if is_late or self._stopped or relay.has_exited(self._line.fileno(), self._pidfd):
-                raise RefusedError(DEVICE_UNAVAILABLE, f"{self.remote.device} has opened no context")
+                raise RefusedError(DEVICE_UNAVAILABLE, f"{self.remote.name} has opened no context")
         facts, code, reason = self.open_reply
         if facts is None:
             raise RefusedError(code, reason)
@@ -268,7 +273,7 @@ class NearClient:
         deadline = time.monotonic() + _COPY_SECONDS
         while transfer is not None and not transfer.done:
             if time.monotonic() > deadline or self._stopped:
-                raise StallError(f"a copy of {self.remote.device} does not complete", seconds=_COPY_SECONDS)
+                raise StallError(f"a copy of {self.remote.name} does not complete", seconds=_COPY_SECONDS)
             time.sleep(5e-5)
 
     def _close(self) -> None:
