@@ -263,12 +263,12 @@ def test_a_client_is_not_refused_because_another_has_waited_too_long() -> None:
     first, second = Reserving([]), Reserving(["GPU-0"])
     claims = iter([first, second])
     with serve(1, driver=build.build().fake, claim=lambda: next(claims)) as server:
-        lines = [Raw.connect(server.folder) for _ in range(2)]
+        connections = [Raw.connect(server.folder) for _ in range(2)]
         with contextlib.ExitStack() as stack, open(os.devnull, "wb") as nothing:
-            for line in lines:
+            for line in connections:
                 stack.enter_context(line)
                 socket.send_fds(line, [Raw.hello(OPEN)], [nothing.fileno()] * 2)
             until(lambda: sum(client.request is not None for client in list(server.servers[0]._clients)) == 2)
             first.state = AgentError("the device was not free in time")
-            answers = {int.from_bytes(line.recv(4), "little") for line in lines}
+            answers = {int.from_bytes(line.recv(4), "little") for line in connections}
     assert answers == {REFUSED, OPENED} and first.closed and second.closed

@@ -152,8 +152,8 @@ def test_an_array_is_left_alone_after_ctrl_c(devices: Devices, make: Any, tmp_pa
 
 def test_ctrl_c_ends_a_wait_for_an_event_on_a_full_stream(devices: Devices, tmp_path: Path) -> None:
     """No call of the stream completes before the interrupt, so the wait for a place in its window must end by it."""
-    device, other = devices
-    event, x, stream = other.default_stream.record(), device.zeros(1), device.stream()
+    device, peer = devices
+    event, x, stream = peer.default_stream.record(), device.zeros(1), device.stream()
     with gate_file(tmp_path) as gate:
         slow = device.call(wait_for_file, str(gate), stream=stream)
         while not stream.channel.is_full:
