@@ -611,7 +611,7 @@ def test_a_call_that_its_lane_has_only_just_taken_keeps_the_device(monkeypatch: 
         (device,) = join(devices)
         result = device.call(int)
         assert is_taken.wait(HANG_SECONDS)
-        held = devices._leases.spares.leave(device)  # type: ignore[union-attr]  # `Device.leave` synchronizes first
+        held = devices._leases.spares.leave(device)  # `Device.leave` synchronizes first
         proceed.set()
         assert held == "busy streams (1)" and result.get() == 0
 

@@ -115,10 +115,9 @@ class Devices(DeviceGroup):
             except errors.RemoteError as error:
                 raise errors.AgentError(f"the device of {connection.label} cannot be used: {error}") from error
             infos[connection.rank] = info
-        if all(info.get("joined", True) for info in infos.values()):
+        self._leases.spares = Spares(caller, infos, self._change)
+        if self._leases.spares.is_fixed:
             self._change([Device(caller, c, index, infos[c.rank]) for index, (c, _) in enumerate(requests)])
-        else:
-            self._leases.spares = Spares(caller, infos, self._change)
         transport.on_lost(lambda *_: self.changed.set())
 
     def _change(self, joined: Sequence[Device], left: Device | None = None) -> None:
@@ -135,7 +134,7 @@ class Devices(DeviceGroup):
     def _leave(self, device: Device, timeout: float) -> None:
         """Let a device leave; see `Device.leave`."""
         spares, end = self._leases.spares, time.monotonic() + timeout
-        if spares is None:
+        if spares.is_fixed:
             raise errors.PoolError(
                 f"device {device.index} cannot leave: the devices of this program are fixed; start it with "
                 "warpwell run --allocate use"
@@ -170,7 +169,7 @@ class Devices(DeviceGroup):
                         self._leave(device, 0.0)
 
     def _describe_range(self, index: Any) -> str:
-        if self._leases.spares is not None:
+        if not self._leases.spares.is_fixed:
             return f"devices()[{index}]: {len(self)} devices have joined; ww.devices().lease() lets more join"
         count = "there is one device" if len(self) == 1 else f"there are {len(self)} devices"
         return f"devices()[{index}]: {count}; `warpwell run --agents N FILE.py` starts a program with more"

@@ -100,7 +100,7 @@ class _LeaseRequest:
     fits: Fits
     conditions: str
     seconds: float
-    joining: Joining | None
+    joining: Joining
 
     def __post_init__(self) -> None:
         self.end = time.monotonic() + self.seconds
@@ -128,13 +128,13 @@ class Leases:
     ----------
     leased : set of int
         Indices of the leased devices. A finalizer removes them; waiting requests check again every 0.25 s.
-    spares : Spares or None
-        The agents whose devices can join.
+    spares : Spares
+        The agents of the pool. `Devices` sets it.
     """
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = devices
-        self.spares: Spares | None = None
+        self.spares: Spares
         self.leased: set[int] = set()
         self._waiting: list[_LeaseRequest] = []
         self.lock = threading.RLock()
@@ -159,7 +159,7 @@ class Leases:
 
         properties = (("target", target), ("host", host), ("memory", memory))
         conditions = "".join(f", {name} {value!r}" for name, value in properties if value)
-        joining = None if self.spares is None else Joining(self.spares, fits, self.notify)
+        joining = Joining(self.spares, fits, self.notify)
         request = _LeaseRequest(count, fits, conditions, limit(checked_timeout(timeout)), joining)
         try:
             with uninterrupted(), self.lock:
@@ -167,15 +167,13 @@ class Leases:
             while True:
                 with self.lock:
                     lease = self._wait(request)
-                if lease is not None or joining is None:
-                    assert lease is not None
+                if lease is not None:
                     return lease
                 with suppress(errors.DeviceLostError):  # then the number of devices is checked again
                     joining.join()
         finally:
             with uninterrupted():
-                if joining is not None:
-                    joining.cancel()
+                joining.cancel()
                 with self.lock:
                     self._waiting = [waiting for waiting in self._waiting if waiting is not request]
                     self._changed.notify_all()
@@ -190,13 +188,12 @@ class Leases:
                 return self._grant(granted)
             left = request.end - time.monotonic()
             reason, answers = f"{len(self.leased)} are leased", left
-            if joining is not None:
-                try:
-                    if joining.poll(request.count - len(granted), spare, max(0.0, left)):
-                        return None
-                    answers += _ANSWER_SECONDS if joining.is_waiting else 0.0
-                except errors.StallError as error:
-                    reason, answers = str(error), 0.0
+            try:
+                if joining.poll(request.count - len(granted), spare, max(0.0, left)):
+                    return None
+                answers += _ANSWER_SECONDS if joining.is_waiting else 0.0
+            except errors.StallError as error:
+                reason, answers = str(error), 0.0
             if answers <= 0:
                 text = f"waited {request.seconds:g} s for {request.count} devices{request.conditions}: {reason}"
                 raise errors.StallError(text, seconds=request.seconds)
@@ -204,11 +201,7 @@ class Leases:
 
     def _check_count(self, request: _LeaseRequest) -> None:
         """Raise if the pool can never satisfy a request."""
-        if self.spares is None:
-            fitting, lost = sum(map(request.suits, self._devices)), sum(d.lost is not None for d in self._devices)
-        else:
-            fitting = sum(self.spares.fits(rank, request.fits) for rank in self.spares.infos)
-            lost = self.spares.lost
+        fitting, lost = sum(self.spares.fits(rank, request.fits) for rank in self.spares.infos), self.spares.lost
         if fitting < request.count:
             raise errors.PoolError(
                 f"{request.count} devices were requested{request.conditions}, but the pool has {fitting}"
@@ -218,12 +211,12 @@ class Leases:
     def _select(self, request: _LeaseRequest) -> tuple[list[Device], list[int]]:
         """Return free devices and the ranks of spare agents for a request, except those that earlier requests need."""
         free = [d for d in self._devices if d.index not in self.leased]
-        spares: list[int] = [] if self.spares is None else self.spares.unused()
+        spares = self.spares.unused()
         for earlier in self._waiting:
-            reserved = 0 if earlier is request or earlier.joining is None else earlier.joining.reserved
+            reserved = 0 if earlier is request else earlier.joining.reserved
             missing = earlier.count - reserved
             usable = [d for d in free if earlier.suits(d)][:missing]
-            fitting = [rank for rank in spares if self.spares is not None and self.spares.fits(rank, earlier.fits)]
+            fitting = [rank for rank in spares if self.spares.fits(rank, earlier.fits)]
             if earlier is request:
                 return usable, fitting
             free = [d for d in free if d not in usable]

@@ -1,4 +1,4 @@
-"""`Spares`: agents whose devices join and leave (``--allocate use``); `Joining`: devices that join for a lease."""
+"""`Spares`: agents, whose devices may join and leave (``--allocate use``); `Joining`: devices that join for a lease."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Fits = Callable[[str, str, int | None], bool]
 
 
 class Spares:
-    """The agents of a job whose devices join and leave.
+    """The agents of a pool. Their devices join and leave, unless the pool is fixed.
 
     Parameters
     ----------
@@ -37,6 +37,8 @@ class Spares:
 
     Attributes
     ----------
+    is_fixed : bool
+        Whether all devices have joined at the start, and cannot leave.
     used_ranks : set of int
         Ranks of the agents whose devices have joined or are joining.
     """
@@ -45,7 +47,8 @@ class Spares:
         self.caller = caller
         self.infos = infos
         self.add = add
-        self.used_ranks: set[int] = set()
+        self.is_fixed = all(info.get("joined", True) for info in infos.values())
+        self.used_ranks = set(infos if self.is_fixed else ())
         for index, rank in enumerate(infos):
             connection = caller.connections[rank]
             connection.index, connection.label = index, f"device {index}"
