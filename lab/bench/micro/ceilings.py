@@ -131,27 +131,6 @@ def _medium_rate(setting: Setting, medium: Medium, pages: NDArray[np.int64], wri
     return len(pages) / times
 
 
-def copy_rate(device: str, nbytes: int, runs: int) -> float:
-    """Return the bytes a second of a copy: from pinned host memory to a GPU, or within the host."""
-    if device != "cuda":
-        source, into = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
-        return nbytes / seconds(lambda: np.copyto(into, source), runs)
-    from warpwell.targets.gpu.device import GpuDevice
-
-    gpu, shared, device_block = (
-        GpuDevice(),
-        memory_for(device).allocate_shared(nbytes),
-        memory_for(device).allocate(nbytes),
-    )
-    stream = gpu.new_stream()
-
-    def copy() -> None:
-        gpu.to_gpu(stream, device_block.address, shared.address, nbytes)
-        gpu.synchronize(stream)
-
-    return nbytes / seconds(copy, runs)
-
-
 def numpy_rate(call: Any, nbytes: int, runs: int) -> float:
     """Return the bytes a second of a NumPy call over `nbytes` bytes."""
     return nbytes / seconds(call, runs)

@@ -19,13 +19,10 @@ from warpwell.nvme import ABORTED_BY_HOST, completion_word1, describe
 from warpwell.queues import (
     ID_STATE,
     ID_STATUS,
-    ORPHAN,
     QueuePairs,
     drain,
     field,
     id_record,
-    orphan,
-    poll,
     release_id,
     take_ready,
 )
@@ -177,21 +174,11 @@ class _Dying(QueueModel):
         for request in held:
             self._wait(request)
 
-    def _wait(self, request: Request) -> None:
-        attempt = 0
-        while True:
-            status = poll(self.queue, request.cid)
-            if status < 0 and (lost(self.queue) or (request.kind == "orphan" and attempt >= request.looks)):
-                request.kind = "orphan"  # set before other threads find it
-                status = orphan(self.queue, request.cid, ORPHAN)
-                if status < 0:
-                    return
-            if status >= 0:
-                self._finish(request, status)
-                return
-            self._serve()
-            backoff(attempt)
-            attempt += 1
+    def _gives_up(self, request: Request, attempt: int) -> bool:
+        if lost(self.queue):
+            request.kind = "orphan"  # set before other threads find it
+            return True
+        return super()._gives_up(request, attempt)
 
     def _check_end(self) -> None:
         self.controller.close()

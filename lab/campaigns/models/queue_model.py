@@ -260,7 +260,7 @@ class QueueModel:
         attempt = 0
         while True:
             status = poll(self.queue, request.cid)
-            if status < 0 and request.kind == "orphan" and attempt >= request.looks:
+            if status < 0 and self._gives_up(request, attempt):
                 status = orphan(self.queue, request.cid, ORPHAN)
                 if status < 0:
                     return
@@ -270,6 +270,9 @@ class QueueModel:
             self._serve()
             backoff(attempt)
             attempt += 1
+
+    def _gives_up(self, request: Request, attempt: int) -> bool:
+        return request.kind == "orphan" and attempt >= request.looks
 
     def _serve(self) -> None:
         drain(self.queue, 1, 0, 0)
