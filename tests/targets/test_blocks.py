@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.blocks import plane, reverse
 from tests.harness.threads import run_threads
 from tests.harness.until import HANG_SECONDS
 
@@ -23,11 +24,7 @@ from warpwell.targets.memory import memory_for
 from warpwell.targets.native import native
 from warpwell.targets.primitives import (
     barrier,
-    block_index,
-    block_threads,
     own_launch_flag,
-    shared_array,
-    thread_index,
     virtual_grid,
 )
 
@@ -43,23 +40,6 @@ def add(x, n):
     if i >= n:
         return
     x[i] += 2.5 * i
-
-
-@ww.kernel
-def plane(x):
-    i, j = gpu.grid(2)
-    x[i, j] += 1000 * i + j
-
-
-@ww.kernel(block=128)
-def reverse(x, y):
-    tile = shared_array(256, np.float64)
-    block = block_index()
-    for k in range(thread_index(), 256, block_threads()):
-        tile[k] = x[256 * block + k]
-    barrier()
-    for k in range(thread_index(), 256, block_threads()):
-        y[256 * block + k] += tile[255 - k]
 
 
 def work(blocks: BlockLaunch, control: Any, workers: int) -> None:

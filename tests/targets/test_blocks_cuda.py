@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.blocks import OnGpu, plane, reverse
 
 import warpwell as ww
 from warpwell import errors, gpu
 from warpwell.targets.blocks import control as at
-from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, NEVER, STOP, TARGET, fresh
+from warpwell.targets.blocks.control import DONE, STOP, fresh
 from warpwell.targets.blocks.launch import BlockLaunch
-from warpwell.targets.primitives import barrier, block_index, block_threads, shared_array, thread_index
+from warpwell.targets.primitives import barrier, block_index, thread_index
 
 ptx = pytest.mark.ptx
 
@@ -31,23 +32,6 @@ def count_and_spin(ran, rounds):
     for _ in range(rounds):
         value = value * 1.0000001 + 1e-9
     ran[i] += 1.0 + 0.0 * value
-
-
-@ww.kernel
-def plane(x):
-    i, j = gpu.grid(2)
-    x[i, j] += 1000 * i + j
-
-
-@ww.kernel(block=128)
-def reverse(x, y):
-    tile = shared_array(256, np.float64)
-    block = block_index()
-    for k in range(thread_index(), 256, block_threads()):
-        tile[k] = x[256 * block + k]
-    barrier()
-    for k in range(thread_index(), 256, block_threads()):
-        y[256 * block + k] += tile[255 - k]
 
 
 @ww.kernel
@@ -166,28 +150,16 @@ def test_registers_that_keep_the_plain_kernel_resident() -> None:
     assert registers_for(255, 1024) == 64 and registers_for(20, 64) == 32
 
 
-class OnGpu:
+class KernelOnGpu(OnGpu):
     def __init__(self, launch: Any, arguments: Any) -> None:
-        from warpwell.scheduler.executors.gpu import Gpu
         from warpwell.targets.blocks.cuda import Forms
 
-        self.gpu = Gpu()
-        self.gpu.enter()
-        self.stream = self.gpu.new_stream()
+        super().__init__()
         self.blocks = BlockLaunch(launch, arguments, "cuda")
         self.blocks.begin()
         self.forms = Forms(self.blocks)
         self.record = self.blocks.new_control()
         self.control = self.record.address
-
-    def control_words(self) -> Any:
-        return self.gpu.read_words(self.control, CONTROL_WORDS)
-
-    def wait(self, event: Any) -> None:
-        until = time.monotonic() + 30
-        while not self.gpu.done(event):
-            assert time.monotonic() < until
-        self.gpu.synchronize(self.stream)
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
@@ -199,7 +171,7 @@ def test_forms_do_what_the_kernel_does(case: str, chunk: int) -> None:
     results = []
     for form in ("plain", "workers"):
         outputs = [a.copy() if isinstance(a, np.ndarray) else a for a in inputs]
-        on = OnGpu(launch, outputs)
+        on = KernelOnGpu(launch, outputs)
         if form == "plain":
             on.forms.start_plain(on.stream)
         else:
@@ -234,7 +206,7 @@ def test_the_host_is_told_of_progress(launches: int) -> None:
 
     count = 20_000
     ran = zeros("cuda", 256 * count, np.float32)
-    on = OnGpu(count_and_spin[256 * count], (ran, 3000))
+    on = KernelOnGpu(count_and_spin[256 * count], (ran, 3000))
     pinned = memory_for("cuda").allocate_shared(at.PINNED_BYTES)
     progress = pinned.words
     initial = fresh(mirror=at.mirror_word(pinned.address, count))
@@ -268,33 +240,10 @@ def test_the_host_is_told_of_progress(launches: int) -> None:
 def test_each_block_runs_once_through_drains_and_shrinks(seed: int) -> None:
     from warpwell.targets.arrays import to_host, zeros
 
-    rng = np.random.default_rng(seed)
     count = 400_000
     ran = zeros("cuda", 256 * count, np.float32)
-    on = OnGpu(count_and_spin[256 * count], (ran, 6000))
-    resident = on.forms.resources("workers")["resident"]
-    done, stops = 0, 0
-    until = time.monotonic() + 60
-    while done < count:
-        assert time.monotonic() < until
-        quota = int(rng.integers(1, resident + 1))
-        on.gpu.write_words(on.stream, on.control, fresh(done, target=quota)[:DONE])
-        on.forms.start(on.control, 0, resident, on.stream, int(rng.integers(1, 4)))
-        event = on.gpu.mark(on.stream)
-        aim = done + int(rng.integers(1, count // 10))
-        while on.control_words()[CURSOR] < aim and not on.gpu.done(event):
-            assert time.monotonic() < until
-        if rng.random() < 0.5:
-            # Let the youngest or the oldest workers leave.
-            low = rng.random() < 0.5
-            on.gpu.set_word(on.control + 8 * (TARGET if low else STOP), max(1, quota // 2))
-            time.sleep(1e-3)
-        on.gpu.set_word(on.control + 8 * STOP, NEVER)
-        on.wait(event)
-        state = on.control_words()
-        assert min(state[CURSOR], count) == state[DONE]
-        done = int(state[DONE])
-        stops += 1
+    on = KernelOnGpu(count_and_spin[256 * count], (ran, 6000))
+    stops = len(list(on.drains(seed, count)))
     assert stops > 1  # other programs use this GPU: a flag may be delayed by a time slice
     assert (to_host(ran) == 1).all()
     on.blocks.end()

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.blocks import OnGpu
 
 import warpwell as ww
 from warpwell import errors, gpu
 from warpwell.scheduler.extend import Ended, Job, Placement, Request, Stopped, Task
-from warpwell.targets.blocks.control import BEGUN, CONTROL_WORDS, CURSOR, DONE, LEFT, NEVER, STOP, TARGET, fresh
+from warpwell.targets.blocks.control import BEGUN, DONE, LEFT
 from warpwell.targets.gpu.nvrtc import headers
 from warpwell.targets.source.program import build, ptx
 
@@ -255,28 +256,16 @@ def test_a_grid_that_synchronizes_compiles_whole() -> None:
 # -- on a GPU --------------------------------------------------------------------------------------------------------
 
 
-class OnGpu:
+class SourceOnGpu(OnGpu):
     def __init__(self, launch: Any, arguments: list[Any]) -> None:
-        from warpwell.scheduler.executors.gpu import Gpu
 
-        self.gpu = Gpu()
-        self.gpu.enter()
-        self.stream = self.gpu.new_stream()
+        super().__init__()
         self.blocks = launch.cut(arguments, "cuda")
         self.blocks.begin()
         self.forms = self.gpu.forms(self.blocks)
         self.forms.prepare()
         self.record = self.blocks.new_control()
         self.control = self.record.address
-
-    def control_words(self) -> Any:
-        return self.gpu.read_words(self.control, CONTROL_WORDS)
-
-    def wait(self, event: Any) -> None:
-        until = time.monotonic() + 30
-        while not self.gpu.done(event):
-            assert time.monotonic() < until
-        self.gpu.synchronize(self.stream)
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
@@ -286,7 +275,7 @@ def test_forms_do_what_the_kernel_does(name: str, chunk: int) -> None:
     results = {}
     for form in ("plain", "workers"):
         outputs = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
-        on = OnGpu(launch, outputs)
+        on = SourceOnGpu(launch, outputs)
         if form == "workers" and not on.blocks.preemptible:
             continue
         if form == "plain":
@@ -369,32 +358,12 @@ def launches_of_drained_blocks(seed: int, work: int) -> int:
     """Drain a kernel again and again until all its blocks have run; return the number of launches."""
     from warpwell.targets.arrays import to_host, zeros
 
-    rng = np.random.default_rng(seed)
     count = 100_000
     ran, out = zeros("cuda", 256 * count, np.int32), zeros("cuda", 256 * count, np.float64)
-    on = OnGpu(SOURCES["count"][count, 256], [ran, out, work])
-    resident = on.forms.resources("workers")["resident"]
-    done, stops = 0, 0
-    until = time.monotonic() + 60
-    while done < count:
-        assert time.monotonic() < until
-        quota = int(rng.integers(1, resident + 1))
-        on.gpu.write_words(on.stream, on.control, fresh(done, target=quota)[:DONE])
-        on.forms.start(on.control, 0, resident, on.stream, int(rng.integers(1, 4)))
-        event = on.gpu.mark(on.stream)
-        aim = done + int(rng.integers(1, count // 10))
-        while on.control_words()[CURSOR] < aim and not on.gpu.done(event):
-            assert time.monotonic() < until
-        if rng.random() < 0.5:
-            # the youngest leave, or the oldest
-            low = rng.random() < 0.5
-            on.gpu.set_word(on.control + 8 * (TARGET if low else STOP), max(1, quota // 2))
-            time.sleep(1e-3)
-        on.gpu.set_word(on.control + 8 * STOP, NEVER)
-        on.wait(event)
-        state = on.control_words()
-        assert min(state[CURSOR], count) == state[DONE] and state[BEGUN] == state[LEFT]
-        done = int(state[DONE])
+    on = SourceOnGpu(SOURCES["count"][count, 256], [ran, out, work])
+    stops = 0
+    for state in on.drains(seed, count):
+        assert state[BEGUN] == state[LEFT]
         stops += 1
     assert (to_host(ran) == 1).all()
     on.blocks.end()
