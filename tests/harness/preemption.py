@@ -22,7 +22,7 @@ from warpwell.scheduler.executors.cpu_executor import CpuExecutor
 from warpwell.scheduler.extend import Ended, Job, Placement, Request, Task
 from warpwell.targets import Launch, kernel
 from warpwell.targets.blocks.launch import BlockLaunch
-from warpwell.targets.primitives import DEVICE, element_address, fetch_add, grid
+from warpwell.targets.primitives import DEVICE, backoff, element_address, fetch_add, grid, load_acquire
 
 BUDGET = 60
 """Average number of blocks that run between a launch and the next stop."""
@@ -36,6 +36,18 @@ def live_threads(executor: CpuExecutor, job: Job) -> int:
     executor.progress(job)  # handles the posts of threads that have left
     run = executor._runs.get(job)
     return 0 if run is None else run.inside
+
+
+@kernel
+def gated(gate, counts):  # type: ignore[no-untyped-def]
+    """A block waits until gate[0] is larger than its number."""
+    i = grid(1)
+    if i < counts.size:
+        attempt = 0
+        while load_acquire(element_address(gate, 0), DEVICE) <= i // 256:
+            backoff(attempt)
+            attempt += 1
+        fetch_add(element_address(counts, i), 1, DEVICE)
 
 
 @kernel

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.harness import preemption
-from tests.harness.preemption import live_threads
+from tests.harness.preemption import gated, live_threads
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
@@ -28,18 +28,6 @@ BLOCK = 256
 class TestCpuExecutor(ExecutorConformance):
     def make(self) -> CpuExecutor:
         return CpuExecutor(threads=3)
-
-
-@kernel
-def gated(gate, counts):
-    """A block waits until gate[0] is larger than its number."""
-    i = grid(1)
-    if i < counts.size:
-        attempt = 0
-        while load_acquire(element_address(gate, 0), DEVICE) <= i // 256:
-            backoff(attempt)
-            attempt += 1
-        fetch_add(element_address(counts, i), 1, DEVICE)
 
 
 @kernel

@@ -21,6 +21,7 @@ import numba
 import numpy as np
 import pytest
 from tests.harness.ctrl_c import interrupted_everywhere
+from tests.harness.preemption import gated
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
@@ -50,7 +51,7 @@ from warpwell.scheduler.service.client import connect
 from warpwell.targets import kernel
 from warpwell.targets.blocks.control import STOP
 from warpwell.targets.compiler import compiled, run_cpu
-from warpwell.targets.primitives import DEVICE, backoff, element_address, fetch_add, grid, load_acquire
+from warpwell.targets.primitives import DEVICE, element_address, fetch_add, grid
 
 BLOCK = 256
 
@@ -67,18 +68,6 @@ def double(x):
     i = grid(1)
     if i < x.size:
         x[i] = 2 * x[i]
-
-
-@kernel
-def gated(gate, counts):
-    """A block waits until gate[0] is larger than its number."""
-    i = grid(1)
-    if i < counts.size:
-        attempt = 0
-        while load_acquire(element_address(gate, 0), DEVICE) <= i // 256:
-            backoff(attempt)
-            attempt += 1
-        fetch_add(element_address(counts, i), 1, DEVICE)
 
 
 @kernel
