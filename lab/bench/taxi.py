@@ -1,4 +1,4 @@
-"""Questions of the BaM paper about taxi trips, compared with DuckDB, Polars and pyarrow if they are installed.
+"""Time the BaM paper's queries of taxi trips here, and in DuckDB, Polars and pyarrow if they are installed.
 
 Q0 is the mean distance of the trips of at least 30 miles; each next question adds the mean of one column. Rows are
 bootstrapped from months of green taxis (the glob in ``TAXI_MONTHS``), or random; no trip has a hail fee, so that column

@@ -1,4 +1,4 @@
-/* The fake driver: graphs, as far as a worker uses them: captured operations, empty and conditional nodes.
+/* Graphs of the fake driver. It has only what a worker uses: captured operations, empty nodes and conditional nodes.
  *
  * A launch is one operation of its stream. Its nodes run one at a time. If several nodes are ready, launches alternate
  * between the oldest and the newest one, so that tests notice a missing edge.

@@ -1,4 +1,4 @@
-"""The kernels of `python -m lab bench` compile to PTX; BaM's hits count their references by two atomic additions."""
+"""The kernels of `python -m lab bench` compile to PTX. A hit in BaM's kernel needs two atomic additions."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_operators_of_two_words(path, capsys, clause):
     [
         ([], "give --where"),
         (["--where", "count", "=", "x"], "cannot convert"),
-        (["--where", "count", "in", "[1,"], "is not a list of JSON"),
+        (["--where", "count", "in", "[1,"], "is not a JSON list"),
         (["--where", "none", "=", "1"], "no column"),
         (["--where", "count", "=", "256"], "0 to 255"),
         (["--where", "at", "=", "2024-01-01"], "zone"),

@@ -1,4 +1,4 @@
-"""Bulk kernels: publish pages that the host has read, without a lock that a kernel could wait for.
+"""Bulk kernels that publish pages which the host has read. They take no lock, so that no other kernel waits for them.
 
 1. *Look*: record the word of each page that is INVALID; other pages are skipped.
 2. The host reads those pages from the medium into staging (`warpwell.cache.prefetch`).

@@ -613,7 +613,7 @@ class _Rows(NamedTuple):
 
     @classmethod
     def of(cls, pages: NDArray[np.int64] | Range, max_pages: int, slot_pages: int) -> _Rows:
-        """Cut ascending pages into rows of at most `max_pages`; assign each a slot of staging and a position there."""
+        """Cut ascending pages into rows of at most `max_pages`, and give each row a place in a staging slot."""
         if isinstance(pages, tuple):
             firsts, lengths = np.array([pages[0]]), np.array([pages[1] - pages[0]])
         else:

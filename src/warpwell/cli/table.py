@@ -345,7 +345,7 @@ def _clause(opened: Table, name: str, op: str, value: Any) -> tuple[Any, ...]:
         try:
             value = json.loads(value, parse_float=decimal.Decimal) if value.startswith("[") else value.split(",")
         except ValueError as error:
-            raise ArgumentError(f'{value!r} is not a list of JSON ({error}); give A,B or \'["A", "B"]\'') from None
+            raise ArgumentError(f'{value!r} is not a JSON list ({error}): write A,B or \'["A", "B"]\'') from None
     return name, op, [_typed(kind, name, each) for each in value] if isinstance(value, list) else value
 
 

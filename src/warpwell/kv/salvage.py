@@ -197,7 +197,7 @@ def _keep_from_writers(folder: str, stack: contextlib.ExitStack) -> None:
         stack.callback(os.close, fd)
         if not Files().lock(fd):
             raise errors.SharingError(
-                f"{folder} is open for writing: close it there first, or salvage a copy", path=folder
+                f"{folder} is open for writing: close it in that process, or salvage a copy", path=folder
             )
 
 

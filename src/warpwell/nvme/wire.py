@@ -33,9 +33,9 @@ the phase in its bit 0, as in the specification. A consumer loads word 1 with ac
 reads word 0.
 
 The functions are device code: only shifts, masks and signed 64-bit arithmetic, so that they mean the same when compiled
-and when run as Python. A word whose top bit is set is a negative number. `>>` then copies the sign, so the mask comes
-after it; and before a shift into the top half, that half is given its sign by ``(x ^ 0x80000000) - 0x80000000``, which
-keeps Python's unbounded integers within 64 bits too. Bits beyond a field's width are dropped.
+and when run as Python. A word whose top bit is set is a negative number. `>>` copies its sign, so the functions
+mask after the shift. Before they shift a half to the top, they extend its sign by ``(x ^ 0x80000000) - 0x80000000``,
+which also keeps Python's unbounded integers within 64 bits. Bits beyond a field's width are dropped.
 
 Source: NVM Express Base Specification, "Submission Queue Entry", "Completion Queue Entry"; NVM Command Set and Key
 Value Command Set specifications, "Opcodes for ... Commands". The two command sets share opcodes: the namespace

@@ -84,7 +84,7 @@ def open_source(source: Any, columns: Collection[Any] | None = None, text: Colle
                 "or pandas, a relation of DuckDB, a pyarrow.Table; of a LazyFrame, collect() it)",
                 name="source",
             )
-        # In this order: a connection of DuckDB runs no query while a result is read.
+        # The length first, because a connection of DuckDB cannot run a query while a result is being read.
         rows = len(source) if hasattr(source, "__len__") else 0
         reader = pa.RecordBatchReader.from_stream(source)
         readable_columns(reader.schema, name)

@@ -176,7 +176,7 @@ def check(array: Any, rows: Any, out: Any, stream: Any) -> None:
     gpu = by_stream(array)
     if stream is not None and not gpu:
         raise errors.ArgumentError(
-            f'stream orders work of arrays on "cuda", but {array.name!r} is on "{array.device}": leave it out',
+            f'stream is only for arrays on "cuda", but {array.name!r} is on "{array.device}": omit stream',
             name="stream",
         )
     for name, argument in (("rows", rows), ("out", out)):

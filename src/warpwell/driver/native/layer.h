@@ -178,8 +178,9 @@ int ww_facts_once(void);                 /* ask the servers for facts about thei
 int ww_open(struct ww_device *d);        /* start a worker, unless the device has one */
 void ww_await_end(struct ww_channel *c); /* make the worker exit, and wait for it at most about 5 s */
 void ww_release(struct ww_channel *c);
-struct ww_channel *ww_hold(struct ww_device *d); /* take a reference to the device's channel; NULL: no worker */
-bool ww_alive(struct ww_channel *c);             /* false: the worker has ended; this marks the channel lost */
+struct ww_channel *
+ww_hold(struct ww_device *d);        /* take a reference to the device's channel; return NULL without a worker */
+bool ww_alive(struct ww_channel *c); /* false: the worker has ended; this marks the channel lost */
 int ww_receive(int socket, void *packet, size_t nbytes, int *fds, int nfds, int timeout_ms);
 
 /* -- layer_context.c ----------------------------------------------------------------------------------------------- */
@@ -284,15 +285,15 @@ enum ww_memory_type { WW_ON_DEVICE = 1, WW_GLOBAL, WW_PINNED_MEMORY, WW_REGISTER
 #define WW_OF_GRAPH 0x200u /* flag of WW_PINNED_MEMORY and WW_ON_DEVICE: a graph's ALLOC node allocates the memory */
 
 int ww_range_add(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t type, uint32_t flags, void *owner);
-/* Remove the span that begins at `start`; false: no span of this type begins there. */
+/* Remove the span that begins at `start`. Return false if no span of this type begins there. */
 bool ww_range_take(struct ww_ranges *t, uint64_t start, uint32_t type, struct ww_span *r);
 bool ww_range_find(struct ww_ranges *t, uint64_t at, struct ww_span *r);
-/* Find the device whose table has the address, the current device first; NULL: plain host memory. */
+/* Find the device whose table has the address, the current device first. Return NULL for plain host memory. */
 struct ww_device *ww_range_owner(uint64_t at, struct ww_span *r);
 bool ww_range_holds(const struct ww_span *r, uint64_t at, uint64_t nbytes); /* the span contains all of these bytes */
 uint64_t ww_ranges_pinned(struct ww_ranges *t);                             /* bytes of pinned memory */
 bool ww_range_next(struct ww_ranges *t, uint64_t from, struct ww_span *r); /* the first span with an end above `from` */
-/* Add the bits `user` to a span's `users`; false: the span was removed. */
+/* Add the bits `user` to a span's `users`. Return false if the span was removed. */
 bool ww_range_share(struct ww_ranges *t, const struct ww_span *r, uint64_t user);
 void ww_ranges_unshare(struct ww_ranges *t, uint64_t user);
 /* Remove all spans of a device after a reset, and unmap pinned memory. `give` returns a block's bytes to its pool. */
@@ -301,11 +302,11 @@ void ww_ranges_clear(struct ww_device *d, void (*give)(struct ww_pool *, size_t)
 /* -- layer_peer.c -------------------------------------------------------------------------------------------------- */
 
 bool ww_can_reach(const struct ww_device *user, const struct ww_device *owner); /* as the driver reports */
-/* Make the user's worker map all memory of the owner; false: it cannot. */
+/* Let the worker of device `user` map all memory of device `owner`. Return false if it cannot. */
 bool ww_reach(struct ww_device *user, struct ww_device *owner);
 /* Remember that a copy of the user's was posted that accesses memory of the owner. */
 void ww_touch(struct ww_device *user, struct ww_device *owner);
-/* Let the user's kernels access the owner's pools; false: they cannot. */
+/* Let kernels on device `user` access the pools of device `owner`. Return false if they cannot. */
 bool ww_grant(struct ww_device *user, struct ww_device *owner);
 extern _Atomic uint64_t ww_pins; /* number of pinned blocks so far that other devices may map */
 void ww_map_pinned(struct ww_device *d);

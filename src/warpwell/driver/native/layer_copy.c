@@ -351,7 +351,7 @@ int ww_copy_line(struct ww_device *d, uint32_t stream, uint64_t to, uint64_t fro
 
 /* -- rows and boxes ------------------------------------------------------------------------------------------------ */
 
-/* Return the address at which one end of a copy begins; 0: an array, or invalid. */
+/* Return the address at which one end of a copy begins, or 0 if it is an array or invalid. */
 static uint64_t start_of(const struct cu_end3 *e) {
     uint64_t at = e->type == CU_MEMORY_HOST ? (uintptr_t)e->host : e->device;
     if (!at || e->type == CU_MEMORY_ARRAY || e->type < CU_MEMORY_HOST || e->type > CU_MEMORY_UNIFIED)
@@ -359,7 +359,9 @@ static uint64_t start_of(const struct cu_end3 *e) {
     return at + e->x + e->y * e->pitch + e->z * e->pitch * e->height;
 }
 
-/* Compute the bytes in front of an end's first row, and from there to the end of its last row; false: overflow. */
+/* Compute the bytes in front of an end's first row, and from there to the end of its last row. Return false on
+ * overflow.
+ */
 static bool extent_of(const struct cu_end3 *e, const struct cu_copy3 *c, size_t *before, size_t *nbytes) {
     size_t rows = e->height ? e->height : c->height;
     return !__builtin_mul_overflow(e->z, e->height, before) && !__builtin_add_overflow(*before, e->y, before) &&
@@ -436,7 +438,7 @@ static int fill_here(struct ww_device *d, uint32_t stream, uint64_t to, const st
     return error;
 }
 
-/* Return the device of the memory that a memset writes; NULL: the memset is invalid. */
+/* Return the device of the memory that a memset writes, or NULL if the memset is invalid. */
 static struct ww_device *set_owner(const struct cu_node_set *s, struct ww_span *r) {
     size_t row = s->columns * s->width;
     struct ww_device *owner = ww_range_owner(s->to, r);

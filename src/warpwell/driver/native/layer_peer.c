@@ -58,7 +58,7 @@ static bool is_known(const _Atomic uint64_t *known, uint64_t now, bool *can) {
     return (was & ~3ull) == now && (was & 3);
 }
 
-/* Link two workers; false: they have no link. layer.linking is held. */
+/* Link two workers. Return false if they have no link. layer.linking is held. */
 static bool link_up(struct ww_device *a, struct ww_device *b) {
     if (a > b)
         return link_up(b, a);

@@ -70,7 +70,7 @@ static bool is_place(const struct cu_mem_location *at) {
 
 static size_t pieces(size_t nbytes) { return (nbytes + PIECE - 1) / PIECE * PIECE; }
 
-/* Count an allocation; false: the pool would be too large. */
+/* Count an allocation. Return false if the pool would be too large. */
 static bool take(struct ww_pool *p, size_t nbytes) {
     WW_LOCK(&lock);
     if (nbytes >= SIZE_MAX / 2 - p->used || (p->props.most && p->used + nbytes > pieces(p->props.most)))

@@ -137,7 +137,8 @@ struct ww_part { /* the calls of a stream between two marks */
 bool ww_gate_admits(const struct ww_call *call); /* count the call as issued, or return false: it must wait */
 int ww_gate_is_contended(void); /* true: mark all streams now, because the arbiter waits for progress */
 int ww_part_measures(const struct ww_call *call); /* true: measure the call by a mark before and after it */
-int ww_part_add(struct ww_part *part, const struct ww_call *call); /* add an issued call; true: mark the stream now */
+int ww_part_add(struct ww_part *part,
+                const struct ww_call *call); /* add an issued call; return true if the stream is to be marked now */
 void ww_part_passed(struct ww_part *part, uint64_t *passed_ns, uint64_t calls);
 
 /* -- streams ------------------------------------------------------------------------------------------------------- */

@@ -91,7 +91,7 @@ class _Hub:
 
     def fail(self, rank: int, peer: int, reason: str) -> None:
         """Fail the transfers of `rank` with `peer`."""
-        with self._lock:  # held while a chunk is copied, so no memory is accessed afterwards
+        with self._lock:  # copies hold it, too: after `fail` returns, none of them accesses memory
             for key, sides in list(self._sides.items()):
                 if key[:2] in ((rank, peer), (peer, rank)):
                     for transfer in sides[rank != key[0]]:
