@@ -68,6 +68,14 @@ def test_each_memory_intensive_kernel_is_older_than_the_compute_intensive_one_th
     assert [name for name, why in events_of(core, "resize") if why.get("younger")] == ["compute"] * 4
 
 
+def test_kernels_are_distinguished_although_many_others_have_run() -> None:
+    core = core_of()
+    run(core, *[(0.1 * k, task(C, 5.0, name=f"earlier {k}")) for k in range(20)])
+    jobs = [core.submit(Request(name, [task(C, 5.0, name=name)]))[0] for name in ("first", "second")]
+    first, second = map(core.policy.bucket, jobs)
+    assert first != second
+
+
 @pytest.mark.parametrize("kind", [M, C])
 def test_kernels_of_one_class_are_launched_as_they_are(kind: Kind) -> None:
     core = core_of()

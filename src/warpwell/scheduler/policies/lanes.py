@@ -124,15 +124,15 @@ class Lanes(Policy):
         self._live = Live()
         self._last_seen: dict[Kind, float] = {}
         self._priorities_differed = -math.inf
-        self._names: dict[str, str] = {}
+        self._names: set[str] = set()
         self._queued: dict[Job, int] = {}
 
     def bucket(self, job: Job) -> Hashable:
         """Group by tenant, priority, class, preempted or new, name, and with or without a deadline."""
         task, names = job.task, self._names
-        name = names.get(task.name) or (
-            names.setdefault(task.name, task.name) if len(names) < MAX_DISTINCT_KERNELS else ""
-        )
+        if len(names) < MAX_DISTINCT_KERNELS:
+            names.add(task.name)
+        name = task.name if task.name in names else ""
         return task.tenant, job.priority, task.profile.kind, job.state is PREEMPTED, task.deadline is None, name
 
     def key(self, job: Job) -> float:
@@ -152,6 +152,8 @@ class Lanes(Policy):
             return []
         heads = view.waiting.heads()
         self._record_classes(view, heads)
+        if view.waiting.count < 2:  # otherwise, the next job might not join the bucket of an older job of its kernel
+            self._names &= {job.task.name for job in heads}
         adjustments = self._adjust_started(view) if self._queued else []
         followers = self._queue_after_data(view) if view.followers else []
         return adjustments + self._choose(view, heads) + followers
@@ -339,7 +341,7 @@ class Lanes(Policy):
     def _queue_after(
         self, view: View, job: Job, head: Job, co_runner: Job | None, why: dict[str, Any]
     ) -> tuple[Launch, dict[Job, float]]:
-        """Queue a job after `head`; also return its share, and that of a `co_runner` of the other class."""
+        """Queue a job after `head`; also return the shares of the job and of a `co_runner` of the other class."""
         if co_runner is None or co_runner.task.profile.kind is job.task.profile.kind:
             shares = {job: 1.0}
         else:
