@@ -14,7 +14,7 @@ NAMES = ("libcuda.so.1", "libcuda.so")
 """Names of the driver. Programs load either; both must be one file, or a process would load it twice."""
 _HIDDEN = ("CUDA_VISIBLE_DEVICES", "NUMBA_CUDA_DRIVER")
 """Variables about local GPUs and the local driver."""
-_SHARED = ("PATH", "HOME", "LANG", "TMPDIR", "TZ", "USER")
+_SHARED = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR", "TZ", "USER")
 _SHARED_PREFIXES = ("CUDA_", "NVIDIA_", "FAKE_", "LC_", "XDG_")
 
 
@@ -71,7 +71,4 @@ def drop_path(environ: dict[str, str], name: str, path: str | None) -> None:
 def worker_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """Return an environment for a worker, without the variables about MPI, jobs and their tokens."""
     found = without_layer(environ)
-    shared = {name: value for name, value in found.items() if name in _SHARED or name.startswith(_SHARED_PREFIXES)}
-    if "LD_LIBRARY_PATH" in found:
-        shared["LD_LIBRARY_PATH"] = found["LD_LIBRARY_PATH"]
-    return shared
+    return {name: value for name, value in found.items() if name in _SHARED or name.startswith(_SHARED_PREFIXES)}

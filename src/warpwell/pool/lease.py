@@ -105,9 +105,6 @@ class _LeaseRequest:
     def __post_init__(self) -> None:
         self.end = time.monotonic() + self.seconds
 
-    def suits(self, device: Device) -> bool:
-        return device.lost is None and self.fits(device.target, device.host, device.memory)
-
 
 _ANSWER_SECONDS = 15.0
 """Time, in seconds, that agents have to answer after the timeout of a lease request."""
@@ -215,7 +212,7 @@ class Leases:
         for earlier in self._waiting:
             reserved = 0 if earlier is request else earlier.joining.reserved
             missing = earlier.count - reserved
-            usable = [d for d in free if earlier.suits(d)][:missing]
+            usable = [d for d in free if self.spares.fits(d.connection.rank, earlier.fits)][:missing]
             fitting = [rank for rank in spares if self.spares.fits(rank, earlier.fits)]
             if earlier is request:
                 return usable, fitting
