@@ -41,6 +41,7 @@ StateSaveLocation={folder}/state
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SlurmdParameters=config_overrides
+KillWait=1
 SwitchType=switch/none
 SchedulerParameters=sched_interval=1,bf_interval=1
 SelectType=select/cons_tres
