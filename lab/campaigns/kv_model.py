@@ -40,15 +40,28 @@ class KvModel:
     durability : str, optional
     shards : int, optional
         By default the seed selects durability and shards.
+    keys : int
+        Number of different keys. With few keys, operations often meet on one key.
+    even : bool
+        Whether all operations are equally likely; by default, those of single records are most likely.
     """
 
-    def __init__(self, folder: Path, seed: int, *, durability: str | None = None, shards: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        seed: int,
+        *,
+        durability: str | None = None,
+        shards: int | None = None,
+        keys: int = 4000,
+        even: bool = False,
+    ) -> None:
         self.random = random.Random(seed)
         self.durability = durability or self.random.choice(DURABILITIES)
         count = self.random.choice((0, 0, 3)) if shards is None else shards
         self.path = Path(folder) / "model.kv"
         self.shards = [Path(folder) / f"shard{k}" for k in range(count)] or None
-        self.pool = [_key(self.random, n) for n in range(4000)]
+        self.pool = [_key(self.random, n) for n in range(keys)]
         self.model: dict[bytes, tuple[int | bytes, bytes]] = {}
         self.committed: dict[bytes, tuple[int | bytes, bytes]] = {}
         self.done: collections.Counter[str] = collections.Counter()
@@ -56,7 +69,8 @@ class KvModel:
             self.path, durability=self.durability, segment_bytes="256KiB", shards=self.shards, overwrite=True
         )
         self.reader: Store | None = None
-        self._steps, self._weights = zip(*_STEPS, strict=True)
+        self._steps, weights = zip(*_STEPS, strict=True)
+        self._weights = [1.0] * len(weights) if even else weights
 
     def run(self, operations: int, progress: Callable[[int], object] | None = None) -> None:
         """Do `operations` operations.
@@ -85,14 +99,16 @@ class KvModel:
     # -- random arguments of operations ----------------------------------------------------------------------------
 
     def _random_key(self) -> Any:
-        """Return a key as bytes or, if possible, as an integer."""
+        """Return a key as bytes or, if possible, as an integer or text."""
         key = self.random.choice(self.pool)
         if len(key) == 8 and self.random.random() < 0.5:
             return int.from_bytes(key, "little", signed=True)
+        if key.isascii() and self.random.random() < 0.5:
+            return key.decode()
         return key
 
-    def _random_keys(self) -> list[bytes]:
-        return self.random.choices(self.pool, k=self.random.randrange(60))
+    def _random_keys(self) -> list[Any]:
+        return [self._random_key() for _ in range(self.random.randrange(60))]
 
     def _value(self) -> bytes:
         size = self.random.choice(LARGE if self.random.random() < 0.0005 else SIZES)
@@ -141,28 +157,30 @@ class KvModel:
         keys = self._random_keys()
         values, found = self.store.get_many(keys)
         _same(values, [self._held(k) for k in keys], keys)
-        _same(found.tolist(), [k in self.model for k in keys], keys)
+        _same(found.tolist(), [_raw(k) in self.model for k in keys], keys)
+        _same(self.store.get_async(keys).wait()[0], values, keys)
 
     def _get_rows(self) -> None:
         size = self.random.choice((0, 8, 24, 64))
         keys = [k for k in self._random_keys() if len(self._held(k, bytes(size))) == size]
         out = np.full((len(keys), size), 7, np.uint8)
         _, found = self.store.get_many(keys, out=out)
-        _same(found.tolist(), [k in self.model for k in keys], keys)
+        _same(found.tolist(), [_raw(k) in self.model for k in keys], keys)
         _same([row.tobytes() for row in out], [self._held(k, bytes(size)) for k in keys], keys)
 
     def _delete_many(self) -> None:
         keys = self._random_keys()[:15]
-        deleted = {k for k in keys if self.model.pop(k, None) is not None}
+        deleted = {k for k in map(_raw, keys) if self.model.pop(k, None) is not None}
         _same(self.store.delete_many(keys), len(deleted), keys)
         self._changed()
 
     def _list(self) -> None:
         prefix = self.random.choice(self.pool)[: self.random.randrange(3)]
         start = self.random.choice((None, self._random_key()))
+        first = None if start is None else _order(_returned(start))
         limit = self.random.choice((None, 0, 5))
         keys = [k for k, _ in self.model.values() if not prefix or (isinstance(k, bytes) and k.startswith(prefix))]
-        expected = sorted((k for k in keys if start is None or _order(k) >= _order(start)), key=_order)
+        expected = sorted((k for k in keys if first is None or _order(k) >= first), key=_order)
         _same(self.store.list(prefix, start, limit), expected[:limit], (prefix, start, limit))
 
     def _len(self) -> None:
@@ -216,7 +234,7 @@ class KvModel:
     # -- the dict -------------------------------------------------------------------------------------------
 
     def _put_in_model(self, keys: list[Any], values: list[bytes]) -> None:
-        self.model.update((_raw(k), (k, v)) for k, v in zip(keys, values, strict=True))
+        self.model.update((_raw(k), (_returned(k), v)) for k, v in zip(keys, values, strict=True))
         self._changed()
 
     def _held(self, key: Any, default: bytes | None = None) -> Any:
@@ -229,6 +247,10 @@ class KvModel:
     def _compare(self) -> None:
         _same(dict(self.store.items()), dict(self.model.values()), "everything")
         _same(len(self.store), len(self.model), "len")
+        names = sorted((key for key, _ in self.model.values()), key=_order)
+        _same(sorted(self.store, key=_order), names, "iteration")
+        _same(self.store.ordered().to_list(), names, "ordered")
+        _same(self.store.list(), names, "list")
 
 
 _STEPS: list[tuple[Callable[[KvModel], None], float]] = [
@@ -274,8 +296,14 @@ def _order(key: int | bytes) -> tuple[bool, Any]:
     return isinstance(key, bytes), key
 
 
+def _returned(key: Any) -> int | bytes:
+    """Return a key as a store returns it."""
+    return key.encode() if isinstance(key, str) else key
+
+
 def _raw(key: Any) -> bytes:
-    return key.to_bytes(8, "little", signed=True) if isinstance(key, int) else bytes(key)
+    returned = _returned(key)
+    return returned.to_bytes(8, "little", signed=True) if isinstance(returned, int) else returned
 
 
 def _same(got: Any, expected: Any, operation: Any) -> None:

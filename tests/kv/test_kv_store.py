@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from functools import partial, partialmethod
@@ -18,10 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from tests.harness.examples import examples
 from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
@@ -33,158 +28,21 @@ from warpwell.kv.log import manifest
 from warpwell.kv.log.files import Files
 from warpwell.kv.log.format import FORMAT_VERSION, MAX_VALUE, offset_of, segment_of
 
-KEYS = st.sampled_from([b"a", b"a\0", b"b", bytes(16), b"\xff" * 16, bytes(8), "8 bytes.", 0, 1, -1, 2**62, "é", "key"])
-VALUES = st.sampled_from([0, 1, 64, 65, 4096, 5000, 70_000]).map(lambda n: b"v%d" % n * (n // 2) + bytes(n % 2))
-RECORDS = st.lists(st.tuples(KEYS, VALUES), max_size=6)
-
-
-def raw(key: int | str | bytes) -> bytes:
-    if isinstance(key, int):
-        return key.to_bytes(8, "little", signed=True)
-    return key.encode() if isinstance(key, str) else key
-
-
-def order(key: int | bytes) -> tuple[bool, int | bytes]:
-    """Integers first."""
-    return isinstance(key, bytes), key
-
-
-def pair(key: int | str | bytes, value: bytes) -> tuple[int | bytes, bytes]:
-    """Return a record of the model: the key as the store returns it, and the value."""
-    return key if isinstance(key, int) else raw(key), value
-
-
-class StoreMachine(RuleBasedStateMachine):
-    """Compare a store with two dicts: all records, and the committed records."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
-        self.path = self.folder / "a.kv"
-        self.model: dict[bytes, tuple[int | bytes, bytes]] = {}
-        self.committed: dict[bytes, tuple[int | bytes, bytes]] = {}
-        self.store: ww.kv.Store | None = None
-        self.reader: ww.kv.Store | None = None
-
-    @initialize(durability=st.sampled_from(["commit", "commit", "none", "always"]), shards=st.sampled_from([0, 0, 2]))
-    def start(self, durability: str, shards: int) -> None:
-        folders = [self.folder / f"s{k}" for k in range(shards)] or None
-        self.durability = durability
-        self.store = ww.kv.create(self.path, durability=durability, segment_bytes="64KiB", shards=folders)
-
-    def teardown(self) -> None:
-        for store in (self.reader, self.store):
-            if store is not None:
-                store.close()
-        if self.store is not None:
-            with ww.kv.open(self.path) as after:
-                assert dict(after.items()) == dict(self.model.values())
-        shutil.rmtree(self.folder)
-
-    def changed(self) -> None:
-        if self.durability == "always":
-            self.committed = dict(self.model)
-
-    def value(self, key: object) -> bytes | None:
-        return self.model.get(raw(key), (key, None))[1]
-
-    @rule(key=KEYS, value=VALUES)
-    def put(self, key: object, value: bytes) -> None:
-        self.store[key] = value
-        self.model[raw(key)] = pair(key, value)
-        self.changed()
-
-    @rule(records=RECORDS)
-    def put_many(self, records: list[tuple[object, bytes]]) -> None:
-        self.store.put_many([k for k, _ in records], [v for _, v in records])
-        self.model.update((raw(k), pair(k, v)) for k, v in records)
-        self.changed()
-
-    @rule(key=KEYS)
-    def delete(self, key: object) -> None:
-        assert self.store.delete(key) == (self.model.pop(raw(key), None) is not None)
-        self.changed()
-
-    @rule(keys=st.lists(KEYS, max_size=6))
-    def delete_many(self, keys: list[object]) -> None:
-        deleted = {raw(k) for k in keys} & set(self.model)
-        assert self.store.delete_many(keys) == len(deleted)
-        for key in deleted:
-            del self.model[key]
-        self.changed()
-
-    @rule(keys=st.lists(KEYS, max_size=8))
-    def read(self, keys: list[object]) -> None:
-        values, found = self.store.get_many(keys)
-        assert values == [self.value(k) for k in keys]
-        assert found.tolist() == [raw(k) in self.model for k in keys]
-        assert self.store.get_async(keys).wait()[0] == values
-        for key in keys:
-            assert (key in self.store) == (raw(key) in self.model)
-            assert self.store.get(key) == self.value(key)
-
-    @rule(
-        prefix=st.sampled_from([b"", b"a", b"a\0", bytes(2), b"\xff"]),
-        start=st.none() | KEYS,
-        limit=st.none() | st.integers(0, 4),
-    )
-    def listed(self, prefix: bytes, start: object, limit: int | None) -> None:
-        keys = [k for k, _ in self.model.values() if not prefix or (isinstance(k, bytes) and k.startswith(prefix))]
-        first = order(-(2**63)) if start is None else order(pair(start, b"")[0])
-        expected = sorted((k for k in keys if order(k) >= first), key=order)
-        assert self.store.list(prefix, start, limit) == expected[:limit]
-
-    @rule()
-    def commit(self) -> None:
-        self.store.commit()
-        self.committed = dict(self.model)
-
-    @rule()
-    def compact(self) -> None:
-        self.store.compact(threshold=0.3)  # commits nothing
-
-    @rule()
-    def reopen(self) -> None:
-        self.store.close()
-        self.store = ww.kv.open(self.path, "r+")
-        self.committed = dict(self.model)
-
-    @rule()
-    def leave_by_an_exception(self) -> None:
-        with pytest.raises(ZeroDivisionError), self.store:
-            raise ZeroDivisionError
-        self.model = dict(self.committed)
-        self.store = ww.kv.open(self.path, "r+")
-
-    @rule()
-    def follow(self) -> None:
-        if self.reader is None:
-            self.reader = ww.kv.open(self.path)
-        self.reader.refresh()
-        assert dict(self.reader.items()) == dict(self.committed.values())
-
-    @invariant()
-    def same(self) -> None:
-        if self.store is not None:
-            assert len(self.store) == len(self.model)
-            shown = dict(self.model.values())
-            assert dict(self.store.items()) == shown
-            assert set(self.store) == set(shown)
-            assert self.store.ordered().to_list() == sorted(shown, key=order) == self.store.list()
-            assert self.store.verify().sound
-
-
-StoreMachine.TestCase.settings = settings(
-    max_examples=examples(30), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
-)
-TestStoreMachine = StoreMachine.TestCase
-
 
 @pytest.mark.parametrize(("durability", "shards"), [("commit", 0), ("none", 3), ("always", 0)])
 def test_random_operations(tmp_path: Path, durability: str, shards: int) -> None:
     model = KvModel(tmp_path, 7, durability=durability, shards=shards)
     model.run(1500 if durability == "always" else 3000)
     model.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_operations_on_few_keys(tmp_path: Path, seed: int) -> None:
+    model = KvModel(tmp_path, seed, keys=12, even=True)
+    model.run(250)
+    model.close()
+    with ww.kv.open(model.path) as after:
+        assert dict(after.items()) == dict(model.model.values())
 
 
 # -- schemas ------------------------------------------------------------------------------------------------
