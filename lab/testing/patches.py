@@ -1,7 +1,7 @@
 """Planted faults in files, as patches without line numbers.
 
-A patch begins with a line ``# TITLE`` and may have more such lines. A hunk begins with ``@@ PLACE`` and has lines with
-``-``, ``+`` or a space, as in a unified diff. An empty line and ``#`` begin the next patch.
+A patch begins with a line ``# TITLE`` and may have more such lines. A hunk begins with ``@@ LOCATION`` and has lines
+with ``-``, ``+`` or a space, as in a unified diff. An empty line and ``#`` begin the next patch.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Hunk:
-    """The lines `old` of a place, which a patch replaces by `new`."""
+    """The lines `old` of a location (a file or function), which a patch replaces by `new`."""
 
-    place: str
+    location: str
     old: str
     new: str
 
@@ -39,6 +39,6 @@ def _patch(text: str) -> Patch:
     return Patch(title, tuple(notes), tuple(_hunk(*hunk.splitlines()) for hunk in hunks))
 
 
-def _hunk(place: str, *lines: str) -> Hunk:
-    old, new = ("".join(f"{line[1:]}\n" for line in lines if line[:1] in signs) for signs in (" -", " +"))
-    return Hunk(place, old, new)
+def _hunk(location: str, *changes: str) -> Hunk:
+    old, new = ("".join(f"{line[1:]}\n" for line in changes if line[:1] in signs) for signs in (" -", " +"))
+    return Hunk(location, old, new)

@@ -94,7 +94,7 @@ def _faults(name: str) -> tuple[Fault, ...]:
 def _fault(patch: Patch) -> Fault:
     name, _, setting = patch.title.partition(": ")
     scenario, _, seed = setting.partition(", seed ")
-    edits = tuple(Edit(*hunk.place.split(": "), hunk.old, hunk.new) for hunk in patch.hunks)
+    edits = tuple(Edit(*hunk.location.split(": "), hunk.old, hunk.new) for hunk in patch.hunks)
     return Fault(name, scenario, *patch.notes, edits, int(seed or 0))
 
 

@@ -21,7 +21,7 @@ SOURCES = Path(__file__).parents[3] / "src" / "warpwell"
 def _changes(patch: Patch) -> Changes:
     changes: dict[str, dict[str, str]] = {}
     for hunk in patch.hunks:
-        changes.setdefault(hunk.place, {})[hunk.old] = hunk.new
+        changes.setdefault(hunk.location, {})[hunk.old] = hunk.new
     return changes
 
 
