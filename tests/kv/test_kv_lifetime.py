@@ -228,6 +228,17 @@ def test_a_read_that_does_not_end_does_not_keep_the_program() -> None:
     assert done.stdout == "ends\n" and not done.stderr
 
 
+def test_a_callback_that_exits_does_not_end_the_reads() -> None:
+    """Four threads read: more exits of callbacks than that must not end all of them."""
+    for _ in range(5):
+        begins = threading.Event()
+        future = ww.kv.HostFuture(begins.wait)
+        future.add_done_callback(lambda _: sys.exit("a callback ends its thread"))
+        begins.set()
+        assert future.wait(HANG_SECONDS) is True
+    assert ww.kv.HostFuture(lambda: 3).wait(HANG_SECONDS) == 3
+
+
 def test_a_store_that_could_not_be_opened_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ww.kv.open(path, device="cpu").close()
     files, space, threads = open_descriptors(), address_space(), set(threading.enumerate())

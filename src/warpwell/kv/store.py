@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import struct
@@ -42,10 +43,14 @@ _readers: list[threading.Thread] = []
 def _serve(reads: queue.SimpleQueue[tuple[HostFuture, Callable[[], Any]]]) -> None:
     while True:
         future, read = reads.get()
-        try:
-            future.set_result(read())
-        except BaseException as error:  # `wait` raises it
-            future.set_exception(error)
+        with contextlib.suppress(BaseException):  # an exception of a callback must not end the thread
+            try:
+                result = read()
+            except BaseException as error:  # `wait` raises it
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+        result = None
         del future, read  # so that a store to which only this read refers can be dropped
 
 
