@@ -110,9 +110,8 @@ class Future(concurrent.futures.Future[Any]):
             elif self._state != FINISHED:
                 self._wait_for_thread(timeout)
         except TimeoutError:
-            raise TimeoutError(
-                f"the {self._work} is not done after {timeout:g} s: wait longer, or cancel() it"
-            ) from None
+            advice = "wait longer" if type(self).cancel is Future.cancel else "wait longer, or cancel() it"
+            raise TimeoutError(f"the {self._work} is not done after {timeout:g} s: {advice}") from None
 
     def _wait_for_thread(self, timeout: float | None) -> None:
         deadline = math.inf if timeout is None else clock.monotonic() + timeout

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from warpwell.cli.main import main
 from warpwell.kv.log.files import Files
 from warpwell.kv.log.format import offset_of, segment_of
 from warpwell.kv.log.log import Log
+from warpwell.kv.log.segments import StoredValue
 from warpwell.kv.records import Records
 
 
@@ -299,3 +301,13 @@ def test_records_of_a_put_that_the_disk_had_no_room_for_do_not_come_back(tmp_pat
     assert ww.kv.salvage(tmp_path / "b.kv", tmp_path / "c.kv").complete
     with ww.kv.open(tmp_path / "c.kv") as r:
         assert dict(r.items()) == expected
+
+
+def test_a_value_whose_size_exceeds_its_file_is_damaged_without_being_read(tmp_path: Path) -> None:
+    path = tmp_path / "segment"
+    path.write_bytes(bytes(4096))
+    with path.open("rb") as file:
+        tracemalloc.start()
+        assert StoredValue(str(path), file.fileno(), 0, (1 << 31) - 1, 0).read() is None
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        tracemalloc.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -111,6 +112,16 @@ def test_an_allocation_lasts_until_it_is_closed_or_revoked(folder: Path, monkeyp
         (folder / "linger").touch()  # salloc has run for 120 s after it had terminated its command
         os.kill(int((folder / "child").read_text()), signal.SIGTERM)
         until(allocation.is_revoked)
+    (folder / "linger").unlink()
+    monkeypatch.setattr(os, "pidfd_open", missing)
+    with Allocation(1, False, 1.0, "") as allocation:  # as before Linux 5.3
+        assert not allocation.is_revoked()
+        os.kill(int((folder / "child").read_text()), signal.SIGTERM)
+        until(allocation.is_revoked)
+
+
+def missing(_: int) -> int:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
 def test_slurm_without_a_configuration_is_not_used(folder: Path) -> None:

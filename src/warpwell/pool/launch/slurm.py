@@ -147,9 +147,7 @@ class Allocation:
         try:
             # a plugin of the cluster may write lines before the JSON object
             granted = json.loads(next((line for line in self._salloc.stdout if line.startswith(b"{")), b"{}"))
-            with contextlib.suppress(ProcessLookupError):
-                self._holder = os.pidfd_open(granted["pid"]) if granted else None
-            if self._holder is None:
+            if not granted:
                 raise PoolError(
                     f"Slurm has not granted {tasks} task{'s' * (tasks > 1)}{' with a GPU each' * with_gpus}, for the "
                     f"reason that salloc gives above; use fewer --agents, a longer --wait, other options in --slurm, "
@@ -159,6 +157,8 @@ class Allocation:
             self._salloc.terminate()
             self.close()
             raise
+        with contextlib.suppress(OSError):  # without pidfd_open, or after its exit, only salloc's exit shows the end
+            self._holder = os.pidfd_open(granted["pid"])
         os.environ.update({name: text for name, text in granted["environ"].items() if name.startswith("SLURM")})
 
     def is_revoked(self) -> bool:
