@@ -95,8 +95,8 @@ def test_an_allocation_lasts_until_it_is_closed_or_revoked(folder: Path, monkeyp
         f"""echo "$*" > {folder}/arguments
         while [ "${{1#-}}" != "$1" ]; do shift; done
         echo welcome
-        SLURM_JOB_ID=5 "$@" <&0 &
-        echo $! > {folder}/child
+        exec 3<&0  # a shell gives /dev/null as 0 to a command in the background
+        SLURM_JOB_ID=5 sh -c 'echo $$ > {folder}/child; exec "$@"' sh "$@" <&3 &
         wait
         [ ! -e {folder}/linger ] || exec sleep 600""",
     )

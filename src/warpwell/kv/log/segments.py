@@ -292,7 +292,7 @@ class StoredValue:
 
     def read(self) -> bytes | None:
         """Return the contents, or None if they do not match the checksum."""
-        if os.fstat(self.fd).st_size < self.offset + self.nbytes:
+        if self.nbytes > max(0, os.fstat(self.fd).st_size - self.offset):
             return None  # a damaged size may exceed the memory of the process
         contents = read_at(self.fd, self.nbytes, self.offset)
         return contents if len(contents) == self.nbytes and crc32c(contents) == self.crc else None
