@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from warpwell import errors
+from warpwell.scheduler import Scheduler
 from warpwell.scheduler.batch import batched
 from warpwell.scheduler.executors.cpu_executor import CpuExecutor
 from warpwell.scheduler.extend import Ended, Job, Placement, Request, Stopped, Task
@@ -428,3 +430,17 @@ def test_results_are_those_of_a_plain_launch():
     out = np.zeros(n, np.int64)
     count_and_mix[n](np.zeros(n, np.int64), out, 5, device="cpu")
     assert np.array_equal(out, mixed(n, 5))
+
+
+@pytest.mark.parametrize("option", ["known", "resident_bytes", "prioritty"])
+def test_an_option_that_a_launch_does_not_have_is_refused_by_name(option: str) -> None:
+    launch, items, out = copy[4], np.ones(4), np.zeros(4)
+    refused: dict[str, Any] = {option: 5}
+    with Scheduler("cpu") as scheduler:
+        for submit in (scheduler.submit, scheduler.prepare):
+            with pytest.raises(TypeError, match=option):
+                submit(launch, items, out, **refused)
+        with pytest.raises(TypeError, match=option):
+            scheduler.submit_many([(launch, items, out)], **refused)
+        scheduler.submit(launch, items, out).result()
+        assert out.tolist() == items.tolist()

@@ -319,12 +319,14 @@ class Scheduler:
         self,
         launch: Any,
         *args: Any,
+        tenant: str = "default",
+        priority: int = 0,
+        deadline: float | None = None,
         name: str | None = None,
         memory: int | str | None = None,
         profile: Profile | None = None,
         size: dict[str, float] | None = None,
         order: str = "data",
-        **options: Any,
     ) -> Task:
         """Return the task of a launch, without submitting it. See `submit` for parameters and errors."""
         # Before the analyzer: another thread may have held its lock at the fork.
@@ -350,7 +352,9 @@ class Scheduler:
             whole=str(runs_whole or ""),
             cut=blocks,
             accesses=self._accesses(launch, args, order),
-            **options,
+            tenant=tenant,
+            priority=priority,
+            deadline=deadline,
         )
         keeps = self._executor.keeps
         held = 0
